@@ -1,0 +1,19 @@
+// Time as a collaborator, so that tests decide what time it is.
+#pragma once
+
+#include "absl/time/time.h"
+
+namespace heavywater {
+
+// Thread safe.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual absl::Time Now() = 0;
+  virtual void SleepFor(absl::Duration duration) = 0;
+
+  // The machine's clock. Never destroyed.
+  static Clock& Real();
+};
+
+}  // namespace heavywater

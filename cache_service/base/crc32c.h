@@ -1,0 +1,13 @@
+// CRC32C (Castagnoli), the checksum of pages and chunks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace heavywater {
+
+// Extends `crc` (0 to begin) by `bytes`. Crc32c("123456789") == 0xe3069283.
+uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc = 0);
+
+}  // namespace heavywater

@@ -1,0 +1,55 @@
+// A rank's view of the host tier: memory that the rank fills directly with the
+// K and V of its own heads, behind every step (write-through), so that an
+// eviction moves nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "cache_service/base/ids.h"
+#include "cache_service/tier/page_geometry.h"
+
+namespace heavywater {
+
+// The KV heads of one rank: [first, first + count) of the model's.
+struct HeadRange {
+  int first = 0;
+  int count = 0;
+};
+
+// Used by one thread (the rank's step); implementations move bytes and talk to
+// the cache service on threads of their own. Nothing here waits for the
+// network except Reserve(), which the rank calls ahead of need.
+class HostTier {
+ public:
+  virtual ~HostTier() = default;
+
+  // ALREADY_EXISTS when the sequence is open.
+  virtual absl::Status OpenSequence(SequenceId sequence, const PageGeometry& geometry,
+                                    HeadRange heads) = 0;
+
+  // Makes the pages [first_page, first_page + num_pages) writable, for all
+  // layers and this rank's heads; pages already reserved stay. All or nothing.
+  // RESOURCE_EXHAUSTED naming need and limit when the tier is full,
+  // UNAVAILABLE when the service cannot be reached.
+  virtual absl::Status Reserve(SequenceId sequence, int64_t first_page, int64_t num_pages) = 0;
+
+  // The memory of one page, page_bytes() long, or null when it is not reserved
+  // (then its positions will count as dropped). `kv_head` counts over the whole
+  // model. Valid until CloseSequence().
+  virtual std::byte* Page(SequenceId sequence, int layer, int kv_head, int64_t page) = 0;
+
+  // All layers and heads of this rank have been written for positions below
+  // `tokens` (a release store in shared memory). Never goes back.
+  virtual void Publish(SequenceId sequence, int64_t tokens) = 0;
+
+  // The rank is done. The pages live on in the cache service until the
+  // sequence's lease ends.
+  virtual void CloseSequence(SequenceId sequence) = 0;
+
+  // Bytes of all pages reserved by this rank.
+  virtual int64_t reserved_bytes() const = 0;
+};
+
+}  // namespace heavywater

@@ -1,0 +1,186 @@
+// The device as the rank sees it: coarse operations on a bounded KV cache. One
+// conformance suite runs over every implementation; `reference` (scalar, double)
+// is the oracle.
+//
+// All operations are asynchronous on `stream`, in order; inputs that lie in host
+// memory (item lists, slots, params) are read before the call returns. Shapes
+// are checked by the caller once (at open), not per token: an operation's
+// Status reports what the device reports.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/backend/device_buffer.h"
+#include "worker/cache/kv_layout.h"
+#include "worker/policy/policy.h"
+#include "worker/policy/selection.h"
+
+namespace heavywater {
+
+// The slots of one layer of one sequence on one rank. Scope `layer` has one set
+// (num_sets == 1) that all KV heads share; scope `kv_head` has one per KV head.
+// The set of KV head h is num_sets == 1 ? 0 : h.
+struct LayerView {
+  DeviceSpan<std::byte> keys;      // [num_kv_heads][capacity][head_dim] of the KV dtype
+  DeviceSpan<std::byte> values;    // [num_kv_heads][capacity][head_dim] of the KV dtype
+  DeviceSpan<Position> positions;  // [num_sets][capacity], kNoPosition = free
+  DeviceSpan<int64_t> scores;      // [num_sets][capacity] ledger of the residents, 2^-32
+  DeviceSpan<int64_t> gains;       // [num_kv_heads][capacity] attention received since the
+                                   // last CollectGains, 2^-32
+  int num_sets = 1;
+  int64_t capacity = 0;            // slots per set (the stride)
+  int64_t used = 0;                // slots [0, used) may hold positions; kernels look no further
+};
+
+// New tokens of one sequence in a batch.
+struct AppendItem {
+  LayerView layer;
+  int64_t first_token = 0;            // its first row in the batch's K and V
+  int64_t num_tokens = 0;
+  Position first_position = 0;
+  std::span<const int32_t> slots;     // host memory, [num_sets][num_tokens]: where each goes
+};
+
+// Where one KV head's row of a token goes in host memory: written as K then V
+// in the KV dtype (cache_service/tier/page_geometry.h). Null: not written.
+struct HostRow {
+  std::byte* row = nullptr;
+};
+
+struct AppendParams {
+  std::span<const AppendItem> items;
+  DeviceSpan<const float> keys;       // [num_tokens][num_kv_heads][head_dim], rotated
+  DeviceSpan<const float> values;     // [num_tokens][num_kv_heads][head_dim]
+  std::span<const HostRow> host_rows; // [num_tokens][num_kv_heads], or empty: no write-through
+};
+
+// The queries of one sequence in a batch: num_tokens rows from first_token, at
+// positions first_position + i. Query i attends to every slot whose position is
+// at most its own.
+struct AttendItem {
+  LayerView layer;
+  int64_t first_token = 0;
+  int64_t num_tokens = 0;
+  Position first_position = 0;
+  bool accumulate_gains = true;       // add probabilities to layer.gains
+};
+
+struct AttendParams {
+  std::span<const AttendItem> items;
+  DeviceSpan<const float> queries;    // [num_tokens][num_query_heads][head_dim], rotated
+  DeviceSpan<float> out;              // [num_tokens][num_query_heads][head_dim]
+  float scale = 0;                    // of the logits, 1 / sqrt(head_dim) as a rule
+};
+
+// A chunk of a prompt over one layer's whole KV: slot == position, so
+// layer.positions is not read. Query i (position first_position + i) attends to
+// positions 0 .. first_position + i. Queries at positions >= score_from add
+// their probabilities to layer.gains (column sums).
+struct PromptParams {
+  LayerView layer;
+  int64_t num_tokens = 0;
+  Position first_position = 0;
+  Position score_from = 0;
+  DeviceSpan<const float> queries;    // [num_tokens][num_query_heads][head_dim]
+  DeviceSpan<float> out;              // [num_tokens][num_query_heads][head_dim]
+  float scale = 0;
+};
+
+// Chooses within each set. `kept` gets 1 where the slot stays, 0 where it goes
+// or is free.
+struct SelectParams {
+  DeviceSpan<const Position> positions;  // [num_sets][stride], kNoPosition = free
+  DeviceSpan<const int64_t> scores;      // [num_sets][stride]
+  DeviceSpan<uint8_t> kept;              // [num_sets][count]
+  int num_sets = 1;
+  int64_t stride = 0;
+  int64_t count = 0;                     // candidates per set, from its start
+  SelectionParams selection;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // "reference", "cpu-avx2", "cpu-avx512", ...
+  virtual std::string Name() const = 0;
+
+  // Memory, zeroed. RESOURCE_EXHAUSTED when the device has none left.
+  virtual absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) = 0;
+  virtual absl::Status CopyToDevice(DeviceSpan<std::byte> to, std::span<const std::byte> from,
+                                    Stream& stream) = 0;
+  // `to` is valid after Synchronize().
+  virtual absl::Status CopyToHost(std::span<std::byte> to, DeviceSpan<const std::byte> from,
+                                  Stream& stream) = 0;
+  virtual absl::Status Zero(DeviceSpan<std::byte> span, Stream& stream) = 0;
+  virtual absl::Status Synchronize(Stream& stream) = 0;
+
+  // Step 1: K and V of new tokens into their slots (converted to the KV dtype),
+  // positions set, scores and gains of those slots zeroed, and the same bytes
+  // to the open host pages.
+  virtual absl::Status Append(const KvShape& shape, const AppendParams& params,
+                              Stream& stream) = 0;
+
+  // Step 3: one softmax per query over the slots, one pass over K and V; the
+  // probabilities, each rounded to 2^-32 on its own, are added to the gains of
+  // the KV head. A ragged batch equals each sequence alone, bit for bit.
+  virtual absl::Status Attend(const KvShape& shape, const AttendParams& params,
+                              Stream& stream) = 0;
+
+  // One chunk of an exact prompt.
+  virtual absl::Status AttendPrompt(const KvShape& shape, const PromptParams& params,
+                                    Stream& stream) = 0;
+
+  // Before the reduce: to[set][slot] = sum of the set's heads' gains for slots
+  // [0, used); the gains become 0. `to` is [num_sets][used].
+  virtual absl::Status CollectGains(const KvShape& shape, const LayerView& layer,
+                                    DeviceSpan<int64_t> to, Stream& stream) = 0;
+
+  // After the reduce: score = round(score * decay) + from[set][slot]; `from` is
+  // [num_sets][used]. decay 1.0 changes no bit.
+  virtual absl::Status AddScores(const LayerView& layer, DeviceSpan<const int64_t> from,
+                                 double decay, Stream& stream) = 0;
+
+  // Votes of SnapKV: to[r][i] = pool over from[r][i - kernel/2 .. i + kernel/2]
+  // (outside counts as 0). Average yields the sum: the order is the same and
+  // integers stay exact. `from` and `to` are [num_rows][count], not aliased.
+  virtual absl::Status PoolVotes(DeviceSpan<const int64_t> from, DeviceSpan<int64_t> to,
+                                 int num_rows, int64_t count, Pooling pooling, int kernel,
+                                 Stream& stream) = 0;
+
+  // Step 5's choice; equals SelectKept() bit for bit.
+  virtual absl::Status Select(const SelectParams& params, Stream& stream) = 0;
+
+  // End of the prompt: slots 0, 1, ... of `to` get the rows `kept` (host memory,
+  // [num_sets][kept_per_set] ascending positions) of the prompt's layer, with
+  // positions; scores of set s come from seeds[s][position] ([num_sets][seed_stride])
+  // or become 0 when `seeds` is empty; gains become 0. Other slots become free.
+  virtual absl::Status GatherSlots(const KvShape& shape, const LayerView& from,
+                                   const LayerView& to, std::span<const Position> kept,
+                                   int64_t kept_per_set, DeviceSpan<const int64_t> seeds,
+                                   int64_t seed_stride, Stream& stream) = 0;
+
+  // Frees slots of one set: position kNoPosition, score and gains 0. `slots` is
+  // host memory.
+  virtual absl::Status ReleaseSlots(const KvShape& shape, const LayerView& layer, int set,
+                                    std::span<const int32_t> slots, Stream& stream) = 0;
+};
+
+// The scalar oracle, in double. Slow.
+std::unique_ptr<Backend> CreateReferenceBackend();
+
+struct CpuBackendOptions {
+  int num_threads = 1;          // of the backend's own pool, the caller's included
+  std::string target = "best";  // "best", "avx2" or "avx512"
+};
+// Highway kernels, dispatched at run time. FAILED_PRECONDITION when the machine
+// lacks the target asked for.
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOptions& options);
+
+}  // namespace heavywater

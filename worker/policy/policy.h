@@ -1,0 +1,82 @@
+// What each eviction policy asks for. A policy is parameters only (where scores
+// come from, what is protected, how many tokens stay); ONE selection function
+// chooses (selection.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace heavywater {
+
+enum class Policy {
+  kFull,       // keep all
+  kStreaming,  // sinks and recent (StreamingLLM, arXiv:2309.17453)
+  kH2o,        // heavy hitters and recent (H2O, arXiv:2306.14048)
+  kSnapKv,     // the prompt's last queries vote, decode keeps all (SnapKV, arXiv:2404.14469)
+  kSnapKvH2o,  // SnapKV at the end of the prompt, H2O from then on
+};
+
+// Which heads share one resident set.
+enum class Scope {
+  kLayer,   // all heads of all ranks in a layer; scores are all-reduced
+  kKvHead,  // each KV head its own
+};
+
+enum class Pooling { kNone, kAverage, kMax };
+
+// As given by the caller of OpenSequence; a plain struct, converted from proto
+// in the servers. Either tokens or ratios: tokens win where they are set.
+struct PolicyOptions {
+  Policy policy = Policy::kSnapKvH2o;
+  Scope scope = Scope::kLayer;
+  int64_t heavy_tokens = 0;       // per layer; sinks count inside; 0 = by ratio
+  int64_t recent_tokens = 0;      // per layer; 0 = by ratio
+  double heavy_ratio = 0.1;       // of the prompt, frozen when it ends
+  double recent_ratio = 0.1;
+  int sink_tokens = 0;            // first positions, never candidates
+  int min_budget_tokens = 256;    // floor of heavy + recent when given by ratio
+  int window = 32;                // SnapKV: the queries that vote
+  Pooling pooling = Pooling::kAverage;
+  int pool_kernel = 5;            // odd
+  int plan_interval_steps = 1;    // 1 = H2O as published
+  double decay = 1.0;             // per step; 1.0 = H2O
+};
+
+// Where a prompt's scores come from.
+enum class PromptScores { kNone, kWindow, kAllQueries };
+
+// What a policy decides, resolved for one prompt length.
+struct Budget {
+  int64_t budget_tokens = 0;   // slots a set may hold after a plan; 0 = unbounded in decode
+  int64_t sink_tokens = 0;
+  int64_t recent_tokens = 0;   // protected last positions, in decode
+  int64_t prompt_budget_tokens = 0;  // kept at the end of the prompt; 0 = all
+  int64_t prompt_recent_tokens = 0;  // protected last positions at the end of the prompt
+  PromptScores prompt_scores = PromptScores::kNone;
+  int64_t window = 0;          // voting queries, at most the prompt's length
+  Pooling pooling = Pooling::kNone;  // of the votes, for the choice only: seeds stay raw
+  int pool_kernel = 1;
+  bool bounded_decode = false;  // plans evict during decode
+  bool uses_scores = false;     // decode accumulates attention scores
+};
+
+// The budget for a prompt of `prompt_tokens` (>= 1). INVALID_ARGUMENT naming the
+// field when it cannot work (recent 0, budget below sinks + recent, a ratio
+// outside (0, 1], an even pool_kernel, ...). Never yields an empty set.
+absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t prompt_tokens);
+
+// Names as in configuration, proto and tables: "full", "streaming", "h2o",
+// "snapkv", "snapkv_h2o"; "layer", "kv_head". INVALID_ARGUMENT lists the names.
+std::string_view PolicyName(Policy policy);
+absl::StatusOr<Policy> ParsePolicy(std::string_view name);
+std::string_view ScopeName(Scope scope);
+absl::StatusOr<Scope> ParseScope(std::string_view name);
+
+// Options as published for a preset ("snapkv_h2o": the system as ordered;
+// "h2o": likewise with sinks 0; every policy name is a preset).
+absl::StatusOr<PolicyOptions> Preset(std::string_view name);
+
+}  // namespace heavywater
