@@ -1,0 +1,87 @@
+// One step of the group: some sequences each get some new tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/comm/communicator.h"
+#include "worker/rank/model.h"
+#include "worker/rank/rank_cache.h"
+
+namespace heavywater {
+
+// New tokens of one sequence. More than one: a multi-token append (a second
+// turn); each query sees the residents and the append's earlier tokens, and
+// what is too much goes at the plan after it.
+struct StepItem {
+  SequenceId sequence = 0;
+  Position first_position = 0;  // must be the sequence's tokens_seen
+  int64_t num_tokens = 1;
+  bool plan_due = false;    // RankCache::PlanDue() of rank 0
+  bool all_logits = false;  // of every token, not only the last
+};
+
+// What rank 0 sends to all ranks; every length of the step follows from it.
+struct StepDescriptor {
+  uint64_t step = 0;            // counts up; ranks check that they agree
+  std::vector<StepItem> items;  // a sequence at most once
+  std::vector<int32_t> tokens;  // of all items, in order
+};
+
+// Runs steps, one after the other. One thread.
+//
+// Cut at the collective, so that a test can drive all ranks on one thread:
+// Run() is Before(), the reduce, After().
+//
+// Two kinds of failure. An item that cannot run (unknown sequence, wrong
+// position, no memory, host full) on any rank fails on every rank with its own
+// status in item_status(); its sequence is as before the step and the other
+// items go on. The step itself fails (FAILED_PRECONDITION naming both values when
+// ranks disagree about it; the communicator's or model's error): no sequence has
+// advanced. With plan_interval_steps > 1 a failed item loses the score gains
+// since its last plan, on all ranks alike.
+class DecodeStep {
+ public:
+  // Both outlive the step.
+  DecodeStep(RankCache& cache, Model& model);
+  ~DecodeStep();
+
+  absl::Status Run(const StepDescriptor& descriptor, Communicator& communicator);
+
+  absl::Status Before(const StepDescriptor& descriptor);
+  DeviceSpan<int64_t> reduce_buffer();  // to be summed over ranks
+  absl::Status After();
+
+  // One for each item of the last step.
+  std::span<const absl::Status> item_status() const { return item_status_; }
+  // [1 or num_tokens][vocab_size] of an item that did not fail. Valid until the
+  // next step or chunk of a prompt.
+  DeviceSpan<const float> logits(int item) const;
+
+ private:
+  struct Item;
+
+  absl::Status Admit(const StepDescriptor& descriptor);
+  absl::Status RunLayer(int layer);
+  absl::Status AppendKv(int layer);
+  absl::Status Attend(int layer);
+  absl::Status FillReduceBuffer();
+  absl::Status CheckAgreement();
+  absl::Status Plan(Item& item);
+  absl::Status ComputeLogits();
+  void Undo(Item& item);
+
+  RankCache& cache_;
+  Model& model_;
+  StepDescriptor descriptor_;
+  std::vector<Item> items_;
+  std::vector<absl::Status> item_status_;
+  std::vector<Position> row_positions_;  // [num_tokens]
+  DeviceSpan<float> logits_;
+  std::vector<int64_t> logits_begin_;  // [num_items] first row
+};
+
+}  // namespace heavywater

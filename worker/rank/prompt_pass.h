@@ -1,0 +1,86 @@
+// The exact prompt of one sequence: every query attends to all positions before
+// it; each layer is compressed to its budget before the next one starts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/cache/device_memory.h"
+#include "worker/comm/communicator.h"
+#include "worker/rank/model.h"
+#include "worker/rank/rank_cache.h"
+
+namespace heavywater {
+
+struct PromptLayer;  // one layer's whole KV and its votes, prompt_layer.h
+
+// Runs in pieces, so that other sequences' steps run in between:
+//
+//   while (!pass.done()) {
+//     while (!pass.layer_complete()) pass.RunChunk();      // collectives of the model only
+//     communicator.AllReduceSum(pass.reduce_buffer(), stream);
+//     pass.LayerAfter();
+//   }
+//   pass.ComputeLogits();
+//
+// Every rank makes the same calls. A rank that fails tells the others in the
+// next reduce, so that all of them fail; the sequence must then be closed.
+class PromptPass {
+ public:
+  // `tokens`: as many as the sequence was opened for; copied. `cache` and
+  // `model` outlive the pass, which must be destroyed before its sequence is
+  // closed. INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION (prompt has run).
+  static absl::StatusOr<std::unique_ptr<PromptPass>> Create(RankCache& cache, Model& model,
+                                                            SequenceId sequence,
+                                                            std::vector<int32_t> tokens);
+  ~PromptPass();
+
+  int64_t layer() const { return layer_; }  // the one being computed
+  bool layer_complete() const { return chunk_begin_ == num_tokens(); }
+  bool done() const { return layer_ == cache_.options().shape.num_layers; }
+  int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
+  SequenceId sequence() const { return sequence_id_; }
+
+  // The next max_step_tokens through this layer, written to the host pages. An
+  // error here ends the group (the model's collectives); anything of this rank
+  // alone is kept for the reduce.
+  absl::Status RunChunk();
+  // All remaining chunks of the layer.
+  absl::Status LayerBefore();
+  // Scores of the complete layer and the ranks' agreement; sum it over ranks.
+  DeviceSpan<int64_t> reduce_buffer();
+  // Vote, select, move the kept rows to the sequence's slots. FAILED_PRECONDITION
+  // naming both values when ranks disagree, or the failing rank's code.
+  absl::Status LayerAfter();
+
+  // Once done: logits [1][vocab_size] of the last position, a collective.
+  // Valid until the cache's next step or chunk.
+  absl::StatusOr<DeviceSpan<const float>> ComputeLogits();
+
+  // All of the above, the reduces over `communicator`.
+  absl::StatusOr<DeviceSpan<const float>> Run(Communicator& communicator);
+
+ private:
+  PromptPass(RankCache& cache, Model& model, SequenceCache& sequence, SequenceId id,
+             std::vector<int32_t> tokens);
+  absl::Status Allocate();
+  absl::Status ChunkThroughLayer(Position first, int64_t count);
+  absl::Status AttendChunk(Position first, int64_t count);
+  absl::Status CompleteLayer();
+
+  RankCache& cache_;
+  Model& model_;
+  SequenceCache& sequence_;
+  const SequenceId sequence_id_;
+  const std::vector<int32_t> tokens_;
+  int layer_ = 0;
+  int64_t chunk_begin_ = 0;
+  absl::Status local_status_;  // this rank's, told to the others at the reduce
+  DeviceBuffer hidden_;        // [num_tokens][hidden_size]
+  std::unique_ptr<PromptLayer> whole_;
+};
+
+}  // namespace heavywater
