@@ -1,0 +1,43 @@
+"""Compiles proto/heavywater/v1 into heavywater/v1, which is not committed.
+
+python compile_protos.py
+"""
+
+import sys
+from importlib import resources
+from pathlib import Path
+
+from grpc_tools import protoc
+
+HERE = Path(__file__).resolve().parent
+PROTO = HERE.parents[1] / "proto"
+
+
+def compile_protos() -> None:
+    """Writes *_pb2.py, *_pb2.pyi and *_pb2_grpc.py beside the package's sources."""
+    files = sorted((PROTO / "heavywater" / "v1").glob("*.proto"))
+    out = HERE / "heavywater" / "v1"
+    if not files:
+        if (out / "__init__.py").exists():  # a source distribution carries them compiled
+            return
+        raise SystemExit(f"no protos in {PROTO / 'heavywater' / 'v1'}")
+    out.mkdir(exist_ok=True)
+    (out / "__init__.py").touch()
+    well_known = resources.files("grpc_tools") / "_proto"
+    code = protoc.main(
+        [
+            "protoc",
+            f"-I{PROTO}",
+            f"-I{well_known}",
+            f"--python_out={HERE}",
+            f"--pyi_out={HERE}",
+            f"--grpc_python_out={HERE}",
+            *map(str, files),
+        ]
+    )
+    if code != 0:
+        raise SystemExit(f"protoc failed with {code}")
+
+
+if __name__ == "__main__":
+    sys.exit(compile_protos())
