@@ -118,6 +118,10 @@ class Backend {
   // `to` is valid after Synchronize().
   virtual absl::Status CopyToHost(std::span<std::byte> to, DeviceSpan<const std::byte> from,
                                   Stream& stream) = 0;
+  // Within the device; not overlapping. This default goes through the host: a
+  // backend that can do better overrides it.
+  virtual absl::Status CopyOnDevice(DeviceSpan<std::byte> to, DeviceSpan<const std::byte> from,
+                                    Stream& stream);
   virtual absl::Status Zero(DeviceSpan<std::byte> span, Stream& stream) = 0;
   virtual absl::Status Synchronize(Stream& stream) = 0;
 
@@ -171,6 +175,14 @@ class Backend {
   virtual absl::Status ReleaseSlots(const KvShape& shape, const LayerView& layer, int set,
                                     std::span<const int32_t> slots, Stream& stream) = 0;
 };
+
+inline absl::Status Backend::CopyOnDevice(DeviceSpan<std::byte> to,
+                                          DeviceSpan<const std::byte> from, Stream& stream) {
+  std::vector<std::byte> bytes(from.size());
+  if (absl::Status status = CopyToHost(bytes, from, stream); !status.ok()) return status;
+  if (absl::Status status = Synchronize(stream); !status.ok()) return status;
+  return CopyToDevice(to, bytes, stream);
+}
 
 // The scalar oracle, in double. Slow.
 std::unique_ptr<Backend> CreateReferenceBackend();
