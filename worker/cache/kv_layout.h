@@ -12,7 +12,7 @@ namespace heavywater {
 enum class KvDtype { kFloat32, kBFloat16 };
 
 constexpr int ElementBytes(KvDtype dtype) { return dtype == KvDtype::kFloat32 ? 4 : 2; }
-std::string_view KvDtypeName(KvDtype dtype);                       // "fp32", "bf16"
+std::string_view KvDtypeName(KvDtype dtype);  // "fp32", "bf16"
 absl::StatusOr<KvDtype> ParseKvDtype(std::string_view name);
 
 // One rank's share of a model. Query head q (local) reads KV head

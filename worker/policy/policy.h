@@ -32,17 +32,17 @@ enum class Pooling { kNone, kAverage, kMax };
 struct PolicyOptions {
   Policy policy = Policy::kSnapKvH2o;
   Scope scope = Scope::kLayer;
-  int64_t heavy_tokens = 0;       // per layer; sinks count inside; 0 = by ratio
-  int64_t recent_tokens = 0;      // per layer; 0 = by ratio
-  double heavy_ratio = 0.1;       // of the prompt, frozen when it ends
+  int64_t heavy_tokens = 0;   // per layer; sinks count inside; 0 = by ratio
+  int64_t recent_tokens = 0;  // per layer; 0 = by ratio
+  double heavy_ratio = 0.1;   // of the prompt, frozen when it ends
   double recent_ratio = 0.1;
-  int sink_tokens = 0;            // first positions, never candidates
-  int min_budget_tokens = 256;    // floor of heavy + recent when given by ratio
-  int window = 32;                // SnapKV: the queries that vote
+  int sink_tokens = 0;          // first positions, never candidates
+  int min_budget_tokens = 256;  // floor of heavy + recent when given by ratio
+  int window = 32;              // SnapKV: the queries that vote
   Pooling pooling = Pooling::kAverage;
-  int pool_kernel = 5;            // odd
-  int plan_interval_steps = 1;    // 1 = H2O as published
-  double decay = 1.0;             // per step; 1.0 = H2O
+  int pool_kernel = 5;          // odd
+  int plan_interval_steps = 1;  // 1 = H2O as published
+  double decay = 1.0;           // per step; 1.0 = H2O
 };
 
 // Where a prompt's scores come from.
@@ -50,13 +50,13 @@ enum class PromptScores { kNone, kWindow, kAllQueries };
 
 // What a policy decides, resolved for one prompt length.
 struct Budget {
-  int64_t budget_tokens = 0;   // slots a set may hold after a plan; 0 = unbounded in decode
+  int64_t budget_tokens = 0;  // slots a set may hold after a plan; 0 = unbounded in decode
   int64_t sink_tokens = 0;
-  int64_t recent_tokens = 0;   // protected last positions, in decode
+  int64_t recent_tokens = 0;         // protected last positions, in decode
   int64_t prompt_budget_tokens = 0;  // kept at the end of the prompt; 0 = all
   int64_t prompt_recent_tokens = 0;  // protected last positions at the end of the prompt
   PromptScores prompt_scores = PromptScores::kNone;
-  int64_t window = 0;          // voting queries, at most the prompt's length
+  int64_t window = 0;                // voting queries, at most the prompt's length
   Pooling pooling = Pooling::kNone;  // of the votes, for the choice only: seeds stay raw
   int pool_kernel = 1;
   bool bounded_decode = false;  // plans evict during decode

@@ -20,9 +20,9 @@ struct Candidates {
 };
 
 struct SelectionParams {
-  int64_t budget_tokens = 0;   // how many stay
-  int64_t sink_tokens = 0;     // positions below this are never candidates for eviction
-  int64_t recent_tokens = 1;   // the last positions before tokens_seen, likewise
+  int64_t budget_tokens = 0;  // how many stay
+  int64_t sink_tokens = 0;    // positions below this are never candidates for eviction
+  int64_t recent_tokens = 1;  // the last positions before tokens_seen, likewise
   int64_t tokens_seen = 0;
 };
 

@@ -1,0 +1,86 @@
+#include "worker/cache/slot_table.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "cache_service/base/check.h"
+
+namespace heavywater {
+
+int64_t SlotTable::UsedAfter(int64_t num_tokens) const {
+  return used_ + std::max<int64_t>(num_tokens - static_cast<int64_t>(free_.size()), 0);
+}
+
+void SlotTable::Append(Position first_position, int64_t num_tokens, std::vector<int32_t>& slots) {
+  HW_CHECK(Fits(num_tokens));
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    int32_t slot;
+    if (free_.empty()) {
+      slot = static_cast<int32_t>(used_++);
+    } else {
+      slot = free_.back();
+      free_.pop_back();
+    }
+    positions_[slot] = first_position + static_cast<Position>(i);
+    slots.push_back(slot);
+  }
+}
+
+void SlotTable::Assign(std::span<const Position> positions) {
+  HW_CHECK(used_ == 0 && static_cast<int64_t>(positions.size()) <= capacity());
+  std::copy(positions.begin(), positions.end(), positions_.begin());
+  used_ = static_cast<int64_t>(positions.size());
+}
+
+void SlotTable::Release(std::span<const int32_t> slots) {
+  for (int32_t slot : slots) {
+    HW_CHECK(slot >= 0 && slot < used_ && positions_[slot] != kNoPosition);
+    positions_[slot] = kNoPosition;
+    free_.push_back(slot);
+  }
+  std::sort(free_.begin(), free_.end(), std::greater<>());
+}
+
+std::vector<int32_t> SlotTable::Victims(std::span<const uint8_t> kept) const {
+  HW_CHECK(static_cast<int64_t>(kept.size()) == used_);
+  std::vector<int32_t> victims;
+  for (int32_t slot = 0; slot < used_; ++slot) {
+    if (positions_[slot] != kNoPosition && kept[slot] == 0) victims.push_back(slot);
+  }
+  return victims;
+}
+
+std::vector<int32_t> SlotTable::SlotsByPosition() const {
+  std::vector<int32_t> slots;
+  slots.reserve(resident());
+  for (int32_t slot = 0; slot < used_; ++slot) {
+    if (positions_[slot] != kNoPosition) slots.push_back(slot);
+  }
+  std::sort(slots.begin(), slots.end(),
+            [this](int32_t a, int32_t b) { return positions_[a] < positions_[b]; });
+  return slots;
+}
+
+void SlotTable::Grow(int64_t capacity) {
+  HW_CHECK(capacity >= this->capacity());
+  positions_.resize(capacity, kNoPosition);
+}
+
+std::vector<SlotTable::Move> SlotTable::Shrink(int64_t capacity) {
+  HW_CHECK(resident() <= capacity && capacity <= this->capacity());
+  std::vector<Move> moves;
+  // The lowest free slot is last; those at or above `capacity` just go.
+  std::erase_if(free_, [capacity](int32_t slot) { return slot >= capacity; });
+  for (int32_t slot = static_cast<int32_t>(capacity); slot < used_; ++slot) {
+    if (positions_[slot] == kNoPosition) continue;
+    HW_CHECK(!free_.empty());
+    moves.push_back({.from = slot, .to = free_.back()});
+    positions_[free_.back()] = positions_[slot];
+    free_.pop_back();
+  }
+  used_ = std::min(used_, capacity);
+  positions_.resize(capacity);
+  return moves;
+}
+
+}  // namespace heavywater

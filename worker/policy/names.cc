@@ -1,0 +1,67 @@
+// Names of policies and scopes, and the presets.
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
+#include "worker/policy/policy.h"
+
+namespace heavywater {
+namespace {
+
+template <typename T>
+using Named = std::pair<T, std::string_view>;
+
+constexpr std::array kPolicies = {
+    Named<Policy>{Policy::kFull, "full"},
+    Named<Policy>{Policy::kStreaming, "streaming"},
+    Named<Policy>{Policy::kH2o, "h2o"},
+    Named<Policy>{Policy::kSnapKv, "snapkv"},
+    Named<Policy>{Policy::kSnapKvH2o, "snapkv_h2o"},
+};
+
+constexpr std::array kScopes = {
+    Named<Scope>{Scope::kLayer, "layer"},
+    Named<Scope>{Scope::kKvHead, "kv_head"},
+};
+
+template <typename T, size_t n>
+std::string_view NameIn(const std::array<Named<T>, n>& table, T value) {
+  for (const auto& [candidate, name] : table) {
+    if (candidate == value) return name;
+  }
+  HW_CHECK(false && "value without a name");
+  return "";
+}
+
+template <typename T, size_t n>
+absl::StatusOr<T> ParseIn(const std::array<Named<T>, n>& table, std::string_view what,
+                          std::string_view name) {
+  std::string names;
+  for (const auto& [value, candidate] : table) {
+    if (candidate == name) return value;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", candidate);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(what, " is \"", name, "\", want one of: ", names));
+}
+
+}  // namespace
+
+std::string_view PolicyName(Policy policy) { return NameIn(kPolicies, policy); }
+absl::StatusOr<Policy> ParsePolicy(std::string_view name) {
+  return ParseIn(kPolicies, "policy", name);
+}
+std::string_view ScopeName(Scope scope) { return NameIn(kScopes, scope); }
+absl::StatusOr<Scope> ParseScope(std::string_view name) { return ParseIn(kScopes, "scope", name); }
+
+absl::StatusOr<PolicyOptions> Preset(std::string_view name) {
+  const absl::StatusOr<Policy> policy = ParseIn(kPolicies, "preset", name);
+  if (!policy.ok()) return policy.status();
+  PolicyOptions options;
+  options.policy = *policy;
+  if (*policy == Policy::kStreaming) options.sink_tokens = 4;  // as published
+  if (*policy == Policy::kH2o) options.min_budget_tokens = 1;  // as published: no floor
+  return options;
+}
+
+}  // namespace heavywater

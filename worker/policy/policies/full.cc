@@ -1,0 +1,7 @@
+#include "worker/policy/policies/policies.h"
+
+namespace heavywater {
+
+Budget FullBudget() { return Budget(); }
+
+}  // namespace heavywater

@@ -1,0 +1,125 @@
+#include "worker/policy/policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "worker/policy/policies/policies.h"
+
+namespace heavywater {
+namespace {
+
+constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();  // Position is 32-bit
+constexpr int kMaxPlanIntervalSteps = 4096;  // slots for an interval are allocated up front
+constexpr int kMaxPoolKernel = 255;
+constexpr int kMaxWindow = 4096;
+
+absl::Status CheckRange(std::string_view field, int64_t got, int64_t low, int64_t high) {
+  if (got >= low && got <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", got, ", want ", low, " to ", high));
+}
+
+// Written so that NaN is outside.
+absl::Status CheckRatio(std::string_view field, double got) {
+  if (got > 0 && got <= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", got, ", want above 0 and up to 1"));
+}
+
+absl::Status CheckPool(const PolicyOptions& options) {
+  if (options.pooling == Pooling::kNone) return absl::OkStatus();
+  HW_RETURN_IF_ERROR(CheckRange("pool_kernel", options.pool_kernel, 1, kMaxPoolKernel));
+  if (options.pool_kernel % 2 == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("pool_kernel is ", options.pool_kernel, ", want an odd number"));
+}
+
+absl::Status CheckBudgetFields(const PolicyOptions& options) {
+  HW_RETURN_IF_ERROR(CheckRange("heavy_tokens", options.heavy_tokens, 0, kMaxTokens / 4));
+  HW_RETURN_IF_ERROR(CheckRange("recent_tokens", options.recent_tokens, 0, kMaxTokens / 4));
+  HW_RETURN_IF_ERROR(CheckRange("sink_tokens", options.sink_tokens, 0, kMaxTokens / 4));
+  HW_RETURN_IF_ERROR(CheckRange("min_budget_tokens", options.min_budget_tokens, 1, kMaxTokens / 4));
+  if (options.heavy_tokens == 0) HW_RETURN_IF_ERROR(CheckRatio("heavy_ratio", options.heavy_ratio));
+  if (options.recent_tokens == 0) {
+    HW_RETURN_IF_ERROR(CheckRatio("recent_ratio", options.recent_ratio));
+  }
+  if (options.heavy_tokens > 0 && options.heavy_tokens < options.sink_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("heavy_tokens is ", options.heavy_tokens,
+                                                   ", want at least sink_tokens, ",
+                                                   options.sink_tokens, ", which count inside"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Check(const PolicyOptions& options, int64_t prompt_tokens) {
+  HW_RETURN_IF_ERROR(CheckRange("prompt_tokens", prompt_tokens, 1, kMaxTokens));
+  HW_RETURN_IF_ERROR(CheckBudgetFields(options));
+  HW_RETURN_IF_ERROR(CheckRange("window", options.window, 1, kMaxWindow));
+  HW_RETURN_IF_ERROR(CheckPool(options));
+  HW_RETURN_IF_ERROR(
+      CheckRange("plan_interval_steps", options.plan_interval_steps, 1, kMaxPlanIntervalSteps));
+  return CheckRatio("decay", options.decay);
+}
+
+// `ratio` of `tokens`, whole. A ratio such as 0.29 has no exact double: 0.29 * 100
+// must still be 29.
+int64_t Share(double ratio, int64_t tokens) {
+  return static_cast<int64_t>(std::floor(ratio * static_cast<double>(tokens) + 1e-6));
+}
+
+// Both by ratio: the sum is rounded once, so that a budget of 20 % is that, and
+// is then split.
+TokenBudget SplitByRatio(const PolicyOptions& options, int64_t prompt_tokens) {
+  const double ratio = options.heavy_ratio + options.recent_ratio;
+  TokenBudget tokens;
+  tokens.budget_tokens = std::max<int64_t>(
+      {Share(ratio, prompt_tokens), options.min_budget_tokens, int64_t{options.sink_tokens} + 1});
+  tokens.recent_tokens =
+      std::clamp<int64_t>(Share(options.recent_ratio / ratio, tokens.budget_tokens), 1,
+                          tokens.budget_tokens - options.sink_tokens);
+  return tokens;
+}
+
+// The floor lifts what is given by ratio; what is given in tokens stays so.
+TokenBudget ResolveTokens(const PolicyOptions& options, int64_t prompt_tokens) {
+  const bool heavy_given = options.heavy_tokens > 0;
+  const bool recent_given = options.recent_tokens > 0;
+  if (!heavy_given && !recent_given) return SplitByRatio(options, prompt_tokens);
+
+  int64_t heavy = options.heavy_tokens;
+  int64_t recent = options.recent_tokens;
+  if (!heavy_given) {
+    heavy = std::max<int64_t>({Share(options.heavy_ratio, prompt_tokens),
+                               options.min_budget_tokens - recent, options.sink_tokens});
+  }
+  if (!recent_given) {
+    recent = std::max<int64_t>(
+        {Share(options.recent_ratio, prompt_tokens), options.min_budget_tokens - heavy, 1});
+  }
+  return {.budget_tokens = heavy + recent, .recent_tokens = recent};
+}
+
+}  // namespace
+
+absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t prompt_tokens) {
+  HW_RETURN_IF_ERROR(Check(options, prompt_tokens));
+  const TokenBudget tokens = ResolveTokens(options, prompt_tokens);
+  switch (options.policy) {
+    case Policy::kFull:
+      return FullBudget();
+    case Policy::kStreaming:
+      return StreamingBudget(options, tokens);
+    case Policy::kH2o:
+      return H2oBudget(options, tokens);
+    case Policy::kSnapKv:
+      return SnapKvBudget(options, tokens, prompt_tokens);
+    case Policy::kSnapKvH2o:
+      return SnapKvH2oBudget(options, tokens, prompt_tokens);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("policy is ", static_cast<int>(options.policy), ", which is none"));
+}
+
+}  // namespace heavywater
