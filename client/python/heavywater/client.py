@@ -1,0 +1,196 @@
+"""The client: one method per call of the API, named as in C++."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy.typing as npt
+
+from heavywater.errors import translated
+from heavywater.generation import Generation
+from heavywater.model import Model
+from heavywater.pages import rows_of, split_rows
+from heavywater.retry import read_with_retries
+from heavywater.sets import SequenceSet
+from heavywater.v1 import (
+    common_pb2,
+    generation_pb2,
+    generation_pb2_grpc,
+    page_store_pb2,
+    page_store_pb2_grpc,
+    sequence_pb2,
+    sequence_pb2_grpc,
+)
+
+
+class Client:
+    """Talks to rank 0 of a worker group (`worker`) and to the cache service (`cache`), host:port each.
+
+    Either may be left out when its calls are not used. Every call raises
+    HeavywaterError; reads are repeated while a server is UNAVAILABLE, nothing else is.
+    Threads may share one client.
+
+        with Client(worker="127.0.0.1:7701", cache="127.0.0.1:7700") as client:
+            print(client.generate("Once upon a time", max_new_tokens=16).text())
+    """
+
+    def __init__(
+        self,
+        worker: str | None = None,
+        cache: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`timeout_s` bounds every call but Generate, which takes as long as its text."""
+        self._channels: list[grpc.Channel] = []
+        self._timeout_s = timeout_s
+        self._sleep = sleep
+        self._generation = self._sequences = self._pages = None
+        if worker:
+            self._generation = generation_pb2_grpc.GenerationServiceStub(self._connect(worker))
+        if cache:
+            channel = self._connect(cache)
+            self._sequences = sequence_pb2_grpc.SequenceServiceStub(channel)
+            self._pages = page_store_pb2_grpc.PageStoreServiceStub(channel)
+
+    def _connect(self, address: str) -> grpc.Channel:
+        self._channels.append(grpc.insecure_channel(address))
+        return self._channels[-1]
+
+    def disconnect(self) -> None:
+        """Closes the connections; running calls are cancelled."""
+        for channel in self._channels:
+            channel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.disconnect()
+
+    # The worker group.
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_new_tokens: int = 0,
+        policy: common_pb2.PolicyOptions | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+        ignore_eos: bool = False,
+        forced_tokens: Sequence[int] = (),
+        return_logits: bool = False,
+        request_id: str = "",
+        tenant: str = "",
+    ) -> Generation:
+        """Continues a prompt, given as text or token ids. The defaults are the API's."""
+        request = generation_pb2.GenerateRequest(
+            max_new_tokens=max_new_tokens,
+            ignore_eos=ignore_eos,
+            sampling=generation_pb2.Sampling(temperature=temperature, seed=seed),
+            policy=policy,
+            forced_tokens=forced_tokens,
+            return_logits=return_logits,
+            request_id=request_id,
+            tenant=tenant,
+        )
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.tokens.extend(prompt)
+        with translated():
+            return Generation(_wanted(self._generation, "worker").Generate(request))
+
+    def get_model(self) -> Model:
+        """The served model with its tokenizer and chat template."""
+        stub = _wanted(self._generation, "worker")
+        request = generation_pb2.GetModelRequest()
+
+        def read() -> Model:
+            with translated():
+                return Model.from_responses(stub.GetModel(request, timeout=self._timeout_s))
+
+        return read_with_retries(read, self._sleep)
+
+    # The cache service.
+
+    def open(self, request: sequence_pb2.OpenSequenceRequest) -> sequence_pb2.OpenSequenceResponse:
+        """Registers a sequence (what rank 0 does for Generate). A request id is added when absent."""
+        if not request.request_id:
+            request.request_id = uuid.uuid4().hex
+        with translated():
+            response: sequence_pb2.OpenSequenceResponse
+            response = _wanted(self._sequences, "cache").Open(request, timeout=self._timeout_s)
+            return response
+
+    def get(self, sequence_id: int) -> sequence_pb2.Sequence:
+        """One sequence, with the token ids reported so far."""
+        request = sequence_pb2.GetSequenceRequest(sequence_id=sequence_id)
+        sequence: sequence_pb2.Sequence = self._read(_wanted(self._sequences, "cache").Get, request)
+        return sequence
+
+    def list(self, group: str = "") -> Iterator[sequence_pb2.Sequence]:
+        """All sequences (of a group), without tokens."""
+        request = sequence_pb2.ListSequencesRequest(group=group)
+        while True:
+            page = self._read(_wanted(self._sequences, "cache").List, request)
+            yield from page.sequences
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def close(self, sequence_id: int) -> None:
+        """Ends the sequence's lease now and frees its pages."""
+        request = sequence_pb2.CloseSequenceRequest(sequence_id=sequence_id, request_id=uuid.uuid4().hex)
+        with translated():
+            _wanted(self._sequences, "cache").Close(request, timeout=self._timeout_s)
+
+    def get_sets(self, sequence_id: int, layers: Sequence[int] = ()) -> Sequence[SequenceSet]:
+        """Sinks, heavy, recent, demoted and dropped positions per layer; all layers by default."""
+        request = sequence_pb2.GetSetsRequest(sequence_id=sequence_id, layers=layers)
+        messages = self._read_stream(_wanted(self._sequences, "cache").GetSets, request, tuple)
+        return [SequenceSet.from_proto(message) for message in messages]
+
+    def read(
+        self, sequence: sequence_pb2.Sequence, layer: int, kv_head: int, first_position: int, num_positions: int
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """(K, V) of positions within one page, each [num_positions, head_dim].
+
+        float32, or uint16 holding bfloat16's bits. Every chunk's checksum is verified.
+        """
+        request = page_store_pb2.ReadRequest(
+            sequence_id=sequence.sequence_id,
+            layer=layer,
+            kv_head=kv_head,
+            first_position=first_position,
+            num_positions=num_positions,
+            fingerprint=sequence.fingerprint,
+        )
+        rows = self._read_stream(_wanted(self._pages, "cache").Read, request, rows_of)
+        return split_rows(rows, sequence.fingerprint)
+
+    def _read(self, call: Callable[..., Any], request: Any) -> Any:
+        def read() -> Any:
+            with translated():
+                return call(request, timeout=self._timeout_s)
+
+        return read_with_retries(read, self._sleep)
+
+    def _read_stream(self, call: Callable[..., Any], request: Any, collect: Callable[..., Any]) -> Any:
+        """Reads a whole stream; a read that broke off is repeated from its start."""
+        return self._read(lambda *args, **options: collect(call(*args, **options)), request)
+
+
+def _wanted(stub: Any, name: str) -> Any:
+    if stub is None:
+        raise ValueError(f"this call needs the {name}'s address: Client({name}='host:port')")
+    return stub

@@ -1,0 +1,95 @@
+"""The stream of a Generate call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heavywater.errors import translated
+from heavywater.v1 import common_pb2, generation_pb2
+
+
+@dataclass(frozen=True)
+class Token:
+    """One new token, with the figures of its step."""
+
+    index: int  # counts from 0
+    token: int
+    text: str  # that this token completes; may be empty
+    logprob: float  # natural log, temperature 1
+    logits: npt.NDArray[np.float32] | None  # [vocab_size], when asked for
+    counts: common_pb2.SequenceCounts
+    device_bytes: int  # KV of this sequence, summed over ranks
+    host_bytes: int
+
+
+class Generation:
+    """Iterates over the tokens; cancels the call when left early.
+
+    with client.generate("Once", max_new_tokens=32) as generation:
+        for token in generation:
+            print(token.text, end="")
+    print(generation.summary.finish_reason)
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._sequence_id = 0
+        self._summary: generation_pb2.GenerateSummary | None = None
+
+    @property
+    def sequence_id(self) -> int:
+        """The sequence's id in the cache service; 0 before the first token."""
+        return self._sequence_id
+
+    @property
+    def summary(self) -> generation_pb2.GenerateSummary:
+        """Effective policy, budgets and figures. Raises before the stream has ended."""
+        if self._summary is None:
+            raise RuntimeError("the summary comes with the last message: read the tokens first")
+        return self._summary
+
+    def __iter__(self) -> Iterator[Token]:
+        with translated():
+            for response in self._call:
+                if response.sequence_id:
+                    self._sequence_id = response.sequence_id
+                if response.HasField("summary"):
+                    self._summary = response.summary
+                if response.HasField("index"):
+                    yield _token(response)
+
+    def text(self) -> str:
+        """Reads to the end; returns the text."""
+        return "".join(token.text for token in self)
+
+    def cancel(self) -> None:
+        """Ends the call; what the sequence held on the device is freed."""
+        self._call.cancel()
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+def _token(response: generation_pb2.GenerateResponse) -> Token:
+    logits = np.frombuffer(response.logits, dtype="<f4") if response.logits else None
+    return Token(
+        index=response.index,
+        token=response.token,
+        text=response.text,
+        logprob=response.logprob,
+        logits=logits,
+        counts=response.counts,
+        device_bytes=response.device_bytes,
+        host_bytes=response.host_bytes,
+    )
