@@ -34,17 +34,17 @@ struct LayerView {
   DeviceSpan<int64_t> gains;       // [num_kv_heads][capacity] attention received since the
                                    // last CollectGains, 2^-32
   int num_sets = 1;
-  int64_t capacity = 0;            // slots per set (the stride)
-  int64_t used = 0;                // slots [0, used) may hold positions; kernels look no further
+  int64_t capacity = 0;  // slots per set (the stride)
+  int64_t used = 0;      // slots [0, used) may hold positions; kernels look no further
 };
 
 // New tokens of one sequence in a batch.
 struct AppendItem {
   LayerView layer;
-  int64_t first_token = 0;            // its first row in the batch's K and V
+  int64_t first_token = 0;  // its first row in the batch's K and V
   int64_t num_tokens = 0;
   Position first_position = 0;
-  std::span<const int32_t> slots;     // host memory, [num_sets][num_tokens]: where each goes
+  std::span<const int32_t> slots;  // host memory, [num_sets][num_tokens]: where each goes
 };
 
 // Where one KV head's row of a token goes in host memory: written as K then V
@@ -55,9 +55,9 @@ struct HostRow {
 
 struct AppendParams {
   std::span<const AppendItem> items;
-  DeviceSpan<const float> keys;       // [num_tokens][num_kv_heads][head_dim], rotated
-  DeviceSpan<const float> values;     // [num_tokens][num_kv_heads][head_dim]
-  std::span<const HostRow> host_rows; // [num_tokens][num_kv_heads], or empty: no write-through
+  DeviceSpan<const float> keys;        // [num_tokens][num_kv_heads][head_dim], rotated
+  DeviceSpan<const float> values;      // [num_tokens][num_kv_heads][head_dim]
+  std::span<const HostRow> host_rows;  // [num_tokens][num_kv_heads], or empty: no write-through
 };
 
 // The queries of one sequence in a batch: num_tokens rows from first_token, at
@@ -68,14 +68,14 @@ struct AttendItem {
   int64_t first_token = 0;
   int64_t num_tokens = 0;
   Position first_position = 0;
-  bool accumulate_gains = true;       // add probabilities to layer.gains
+  bool accumulate_gains = true;  // add probabilities to layer.gains
 };
 
 struct AttendParams {
   std::span<const AttendItem> items;
-  DeviceSpan<const float> queries;    // [num_tokens][num_query_heads][head_dim], rotated
-  DeviceSpan<float> out;              // [num_tokens][num_query_heads][head_dim]
-  float scale = 0;                    // of the logits, 1 / sqrt(head_dim) as a rule
+  DeviceSpan<const float> queries;  // [num_tokens][num_query_heads][head_dim], rotated
+  DeviceSpan<float> out;            // [num_tokens][num_query_heads][head_dim]
+  float scale = 0;                  // of the logits, 1 / sqrt(head_dim) as a rule
 };
 
 // A chunk of a prompt over one layer's whole KV: slot == position, so
@@ -87,8 +87,8 @@ struct PromptParams {
   int64_t num_tokens = 0;
   Position first_position = 0;
   Position score_from = 0;
-  DeviceSpan<const float> queries;    // [num_tokens][num_query_heads][head_dim]
-  DeviceSpan<float> out;              // [num_tokens][num_query_heads][head_dim]
+  DeviceSpan<const float> queries;  // [num_tokens][num_query_heads][head_dim]
+  DeviceSpan<float> out;            // [num_tokens][num_query_heads][head_dim]
   float scale = 0;
 };
 
@@ -100,7 +100,7 @@ struct SelectParams {
   DeviceSpan<uint8_t> kept;              // [num_sets][count]
   int num_sets = 1;
   int64_t stride = 0;
-  int64_t count = 0;                     // candidates per set, from its start
+  int64_t count = 0;  // candidates per set, from its start
   SelectionParams selection;
 };
 
@@ -128,14 +128,12 @@ class Backend {
   // Step 1: K and V of new tokens into their slots (converted to the KV dtype),
   // positions set, scores and gains of those slots zeroed, and the same bytes
   // to the open host pages.
-  virtual absl::Status Append(const KvShape& shape, const AppendParams& params,
-                              Stream& stream) = 0;
+  virtual absl::Status Append(const KvShape& shape, const AppendParams& params, Stream& stream) = 0;
 
   // Step 3: one softmax per query over the slots, one pass over K and V; the
   // probabilities, each rounded to 2^-32 on its own, are added to the gains of
   // the KV head. A ragged batch equals each sequence alone, bit for bit.
-  virtual absl::Status Attend(const KvShape& shape, const AttendParams& params,
-                              Stream& stream) = 0;
+  virtual absl::Status Attend(const KvShape& shape, const AttendParams& params, Stream& stream) = 0;
 
   // One chunk of an exact prompt.
   virtual absl::Status AttendPrompt(const KvShape& shape, const PromptParams& params,
@@ -165,10 +163,10 @@ class Backend {
   // [num_sets][kept_per_set] ascending positions) of the prompt's layer, with
   // positions; scores of set s come from seeds[s][position] ([num_sets][seed_stride])
   // or become 0 when `seeds` is empty; gains become 0. Other slots become free.
-  virtual absl::Status GatherSlots(const KvShape& shape, const LayerView& from,
-                                   const LayerView& to, std::span<const Position> kept,
-                                   int64_t kept_per_set, DeviceSpan<const int64_t> seeds,
-                                   int64_t seed_stride, Stream& stream) = 0;
+  virtual absl::Status GatherSlots(const KvShape& shape, const LayerView& from, const LayerView& to,
+                                   std::span<const Position> kept, int64_t kept_per_set,
+                                   DeviceSpan<const int64_t> seeds, int64_t seed_stride,
+                                   Stream& stream) = 0;
 
   // Frees slots of one set: position kNoPosition, score and gains 0. `slots` is
   // host memory.

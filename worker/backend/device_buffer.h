@@ -20,8 +20,8 @@ class DeviceSpan {
   DeviceSpan(T* address, int64_t size) : address_(address), size_(size) {}
   // A view of T is also a view of const T.
   template <typename U>
-    requires(!std::is_same_v<T, U> && std::is_convertible_v<U*, T*>)
-  DeviceSpan(const DeviceSpan<U>& other)  // NOLINT(google-explicit-constructor)
+  requires(!std::is_same_v<T, U> && std::is_convertible_v<U*, T*>)
+      DeviceSpan(const DeviceSpan<U>& other)  // NOLINT(google-explicit-constructor)
       : address_(other.device_address()), size_(other.size()) {}
 
   int64_t size() const { return size_; }

@@ -1,0 +1,207 @@
+#include "worker/backend/cpu/decode_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "worker/backend/cpu/aligned.h"
+#include "worker/backend/host_memory.h"
+
+namespace heavywater {
+namespace {
+
+constexpr double kNoMaximum = -std::numeric_limits<double>::infinity();
+
+int64_t NumBlocks(int64_t used) { return (used + kSlotBlock - 1) / kSlotBlock; }
+
+}  // namespace
+
+// What one unit needs until its blocks are merged.
+struct DecodeAttention::Scratch {
+  AlignedScratch<float> queries;     // [kMaxQueryRows][padded head_dim]
+  AlignedScratch<float> weights;     // [kMaxQueryRows][num_blocks * kSlotBlock]
+  AlignedScratch<float> out;         // [num_blocks][kMaxQueryRows][padded head_dim]
+  std::vector<BlockResult> results;  // [num_blocks]
+  QueryRows rows;
+};
+
+// Up to kMaxQueryRows queries of one item that read the same KV head.
+struct DecodeAttention::Unit {
+  const AttendItem* item = nullptr;
+  int kv_head = 0;
+  int64_t first_row = 0;  // counted over the item's tokens x the head's group
+  int num_rows = 0;
+  int64_t num_blocks = 0;
+  int64_t blocks_left = 0;           // guarded by DecodeAttention::mutex_
+  std::unique_ptr<Scratch> scratch;  // from the first block's start to the merge
+
+  // The row's token within the item.
+  int64_t TokenOf(const KvShape& shape, int row) const {
+    return (first_row + row) / shape.group_size();
+  }
+  // Where the row lies in the batch's queries and outputs.
+  int64_t OffsetOf(const KvShape& shape, int row) const {
+    const int64_t head =
+        int64_t{kv_head} * shape.group_size() + (first_row + row) % shape.group_size();
+    return ((item->first_token + TokenOf(shape, row)) * shape.num_query_heads + head) *
+           shape.head_dim;
+  }
+};
+
+DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
+    : kernels_(DecodeKernelsOf(target)), pool_(pool) {}
+DecodeAttention::~DecodeAttention() = default;
+
+std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& shape,
+                                                              const AttendParams& params) {
+  std::vector<Unit> units;
+  for (const AttendItem& item : params.items) {
+    const int64_t num_rows = item.num_tokens * shape.group_size();
+    // An item without slots still has outputs to write: one empty block.
+    const int64_t num_blocks = std::max<int64_t>(NumBlocks(item.layer.used), 1);
+    for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+      for (int64_t row = 0; row < num_rows; row += kMaxQueryRows) {
+        Unit& unit = units.emplace_back();
+        unit.item = &item;
+        unit.kv_head = kv_head;
+        unit.first_row = row;
+        unit.num_rows = static_cast<int>(std::min<int64_t>(num_rows - row, kMaxQueryRows));
+        unit.num_blocks = unit.blocks_left = num_blocks;
+      }
+    }
+  }
+  return units;
+}
+
+void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
+  std::vector<Unit> units = MakeUnits(shape, params);
+  struct Task {
+    Unit* unit;
+    int64_t block;
+  };
+  std::vector<Task> tasks;
+  for (Unit& unit : units) {
+    for (int64_t block = 0; block < unit.num_blocks; ++block) tasks.push_back({&unit, block});
+  }
+  pool_.Run(static_cast<int64_t>(tasks.size()), [&](int64_t index, int thread) {
+    auto [unit, block] = tasks[index];
+    StartBlock(shape, params, *unit);
+    AttendBlock(shape, params, *unit, block);
+    if (!FinishBlock(*unit)) return;
+    Merge(shape, params, *unit);
+    Release(*unit);
+  });
+}
+
+// The first block of a unit takes scratch and prepares the queries. As tasks are
+// claimed in order, no more than num_threads + 1 units hold scratch at a time.
+void DecodeAttention::StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit) {
+  MutexLock lock(&mutex_);
+  if (unit.scratch != nullptr) return;
+  if (free_.empty()) free_.push_back(std::make_unique<Scratch>());
+  unit.scratch = std::move(free_.back());
+  free_.pop_back();
+  Scratch& scratch = *unit.scratch;
+  const int64_t padded = PaddedRow(shape.head_dim);
+  scratch.weights.Grow(kMaxQueryRows * unit.num_blocks * kSlotBlock);
+  scratch.out.Grow(kMaxQueryRows * unit.num_blocks * padded);
+  scratch.results.resize(unit.num_blocks);
+  float* queries = scratch.queries.Grow(kMaxQueryRows * padded);
+  for (int row = 0; row < unit.num_rows; ++row) {
+    const float* query = params.queries.device_address() + unit.OffsetOf(shape, row);
+    float* scaled = queries + row * padded;
+    for (int i = 0; i < shape.head_dim; ++i) scaled[i] = query[i] * params.scale;
+    std::fill(scaled + shape.head_dim, scaled + padded, 0.0f);
+    scratch.rows.positions[row] =
+        static_cast<Position>(unit.item->first_position + unit.TokenOf(shape, row));
+  }
+  scratch.rows.queries = queries;
+  scratch.rows.num_rows = unit.num_rows;
+}
+
+bool DecodeAttention::FinishBlock(Unit& unit) {
+  MutexLock lock(&mutex_);
+  return --unit.blocks_left == 0;
+}
+
+void DecodeAttention::Release(Unit& unit) {
+  MutexLock lock(&mutex_);
+  free_.push_back(std::move(unit.scratch));
+}
+
+void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit,
+                                  int64_t block) {
+  const LayerView& layer = unit.item->layer;
+  Scratch& scratch = *unit.scratch;
+  const int64_t first = block * kSlotBlock;
+  BlockResult& result = scratch.results[block];
+  result.weights = scratch.weights.get() + first;
+  result.weights_stride = unit.num_blocks * kSlotBlock;
+  result.out = scratch.out.get() + block * kMaxQueryRows * PaddedRow(shape.head_dim);
+  if (layer.used == 0) {
+    std::fill_n(result.maximum, kMaxQueryRows, static_cast<float>(kNoMaximum));
+    return;
+  }
+  const KvHeadRows rows = RowsOfKvHead(shape, layer, unit.kv_head);
+  const SlotBlock slots{
+      .dtype = shape.dtype,
+      .head_dim = shape.head_dim,
+      .keys = rows.Key(first),
+      .values = rows.Value(first),
+      .positions = layer.positions.device_address() +
+                   SetOfKvHead(layer, unit.kv_head) * layer.capacity + first,
+      .count = static_cast<int>(std::min<int64_t>(layer.used - first, kSlotBlock))};
+  kernels_.attend_block(slots, scratch.rows, result);
+}
+
+// What turns the row's weights into probabilities, one factor per block; all 0
+// when it sees no slot. Brings the blocks to a common maximum.
+std::vector<double> DecodeAttention::BlockFactors(const std::vector<BlockResult>& blocks, int row) {
+  double maximum = kNoMaximum;
+  for (const BlockResult& block : blocks) maximum = std::max<double>(maximum, block.maximum[row]);
+  std::vector<double> factors(blocks.size(), 0.0);
+  if (maximum == kNoMaximum) return factors;
+  double sum = 0;
+  for (size_t block = 0; block < blocks.size(); ++block) {
+    factors[block] = std::exp(blocks[block].maximum[row] - maximum);
+    sum += factors[block] * blocks[block].sum[row];
+  }
+  for (double& factor : factors) factor /= sum;
+  return factors;
+}
+
+// The order is fixed, whoever computed which block.
+void DecodeAttention::Merge(const KvShape& shape, const AttendParams& params, Unit& unit) {
+  const std::vector<BlockResult>& blocks = unit.scratch->results;
+  std::vector<double> factors(blocks.size() * kMaxQueryRows, 0.0);  // [block][row]
+  std::vector<double> sums(shape.head_dim);
+  for (int row = 0; row < unit.num_rows; ++row) {
+    const std::vector<double> of_row = BlockFactors(blocks, row);
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (size_t block = 0; block < blocks.size(); ++block) {
+      factors[block * kMaxQueryRows + row] = of_row[block];
+      if (of_row[block] == 0) continue;  // nothing was computed where nothing is seen
+      const float* out = blocks[block].out + row * PaddedRow(shape.head_dim);
+      for (int i = 0; i < shape.head_dim; ++i) sums[i] += of_row[block] * out[i];
+    }
+    float* out = params.out.device_address() + unit.OffsetOf(shape, row);
+    for (int i = 0; i < shape.head_dim; ++i) out[i] = static_cast<float>(sums[i]);
+  }
+  if (unit.item->accumulate_gains) AddGains(unit, factors);
+}
+
+void DecodeAttention::AddGains(const Unit& unit, const std::vector<double>& factors) {
+  const LayerView& layer = unit.item->layer;
+  int64_t* gains = layer.gains.device_address() + unit.kv_head * layer.capacity;
+  // Units of more queries than fit one share the KV head's gains.
+  MutexLock lock(&gains_mutex_);
+  for (int64_t first = 0; first < layer.used; first += kSlotBlock) {
+    const int64_t block = first / kSlotBlock;
+    const BlockResult& result = unit.scratch->results[block];
+    kernels_.add_gains(result.weights, result.weights_stride,
+                       factors.data() + block * kMaxQueryRows, unit.num_rows,
+                       std::min<int64_t>(layer.used - first, kSlotBlock), gains + first);
+  }
+}
+
+}  // namespace heavywater

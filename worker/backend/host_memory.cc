@@ -1,0 +1,229 @@
+#include "worker/backend/host_memory.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/bfloat16.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "worker/backend/pooling.h"
+
+namespace heavywater {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+void StoreRow(const float* from, int head_dim, KvDtype dtype, std::byte* to) {
+  if (dtype == KvDtype::kFloat32) {
+    std::memcpy(to, from, head_dim * sizeof(float));
+    return;
+  }
+  auto* out = reinterpret_cast<uint16_t*>(to);
+  for (int i = 0; i < head_dim; ++i) out[i] = FloatToBFloat16(from[i]);
+}
+
+// One KV head's row of one new token: into its slot, and the stored bytes on to
+// the host page.
+void AppendRow(const KvShape& shape, const AppendParams& params, const AppendItem& item,
+               int kv_head, int64_t token) {
+  const int64_t row = (item.first_token + token) * shape.num_kv_heads + kv_head;
+  const int32_t slot = item.slots[SetOfKvHead(item.layer, kv_head) * item.num_tokens + token];
+  HW_CHECK(slot >= 0 && slot < item.layer.capacity);
+  const KvHeadRows rows = RowsOfKvHead(shape, item.layer, kv_head);
+  StoreRow(params.keys.device_address() + row * shape.head_dim, shape.head_dim, shape.dtype,
+           rows.Key(slot));
+  StoreRow(params.values.device_address() + row * shape.head_dim, shape.head_dim, shape.dtype,
+           rows.Value(slot));
+  item.layer.gains.device_address()[kv_head * item.layer.capacity + slot] = 0;
+  if (params.host_rows.empty()) return;
+  std::byte* host = params.host_rows[row].row;
+  if (host == nullptr) return;
+  std::memcpy(host, rows.Key(slot), rows.row_bytes);
+  std::memcpy(host + rows.row_bytes, rows.Value(slot), rows.row_bytes);
+}
+
+void AppendTables(const AppendItem& item) {
+  for (int set = 0; set < item.layer.num_sets; ++set) {
+    const int64_t first = set * item.layer.capacity;
+    for (int64_t token = 0; token < item.num_tokens; ++token) {
+      const int64_t slot = first + item.slots[set * item.num_tokens + token];
+      item.layer.positions.device_address()[slot] =
+          static_cast<Position>(item.first_position + token);
+      item.layer.scores.device_address()[slot] = 0;
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status CheckBackendShape(const KvShape& shape) {
+  if (shape.head_dim <= 0 || shape.head_dim % 8 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_dim is ", shape.head_dim, ", want a positive multiple of 8"));
+  }
+  if (shape.num_kv_heads <= 0 || shape.num_query_heads % shape.num_kv_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("num_query_heads is ", shape.num_query_heads,
+                                                   ", want a multiple of num_kv_heads, which is ",
+                                                   shape.num_kv_heads));
+  }
+  return absl::OkStatus();
+}
+
+KvHeadRows RowsOfKvHead(const KvShape& shape, const LayerView& layer, int kv_head) {
+  const int64_t row_bytes = int64_t{shape.head_dim} * ElementBytes(shape.dtype);
+  const int64_t offset = kv_head * layer.capacity * row_bytes;
+  return {.keys = layer.keys.device_address() + offset,
+          .values = layer.values.device_address() + offset,
+          .row_bytes = row_bytes};
+}
+
+absl::StatusOr<DeviceBuffer> HostMemoryBackend::Allocate(int64_t bytes) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("bytes is ", bytes, ", want at least 0"));
+  }
+  if (bytes == 0) return DeviceBuffer();
+  const size_t rounded = (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  void* address = std::aligned_alloc(kAlignment, rounded);
+  if (address == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the host has no ", bytes, " bytes left for a device buffer"));
+  }
+  std::memset(address, 0, rounded);
+  return DeviceBuffer(static_cast<std::byte*>(address), bytes,
+                      [](std::byte* memory) { std::free(memory); });
+}
+
+absl::Status HostMemoryBackend::CopyToDevice(DeviceSpan<std::byte> to,
+                                             std::span<const std::byte> from, Stream& stream) {
+  HW_CHECK(to.size() == static_cast<int64_t>(from.size()));
+  std::copy(from.begin(), from.end(), to.device_address());
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::CopyToHost(std::span<std::byte> to,
+                                           DeviceSpan<const std::byte> from, Stream& stream) {
+  HW_CHECK(from.size() == static_cast<int64_t>(to.size()));
+  std::copy_n(from.device_address(), from.size(), to.data());
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::CopyOnDevice(DeviceSpan<std::byte> to,
+                                             DeviceSpan<const std::byte> from, Stream& stream) {
+  HW_CHECK(to.size() == from.size());
+  std::copy_n(from.device_address(), from.size(), to.device_address());
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::Zero(DeviceSpan<std::byte> span, Stream& stream) {
+  std::fill_n(span.device_address(), span.size(), std::byte{0});
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::Synchronize(Stream& stream) { return absl::OkStatus(); }
+
+absl::Status HostMemoryBackend::Append(const KvShape& shape, const AppendParams& params,
+                                       Stream& stream) {
+  HW_RETURN_IF_ERROR(CheckBackendShape(shape));
+  for (const AppendItem& item : params.items) {
+    HW_CHECK(static_cast<int64_t>(item.slots.size()) == item.layer.num_sets * item.num_tokens);
+    for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+      for (int64_t token = 0; token < item.num_tokens; ++token) {
+        AppendRow(shape, params, item, kv_head, token);
+      }
+    }
+    AppendTables(item);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::CollectGains(const KvShape& shape, const LayerView& layer,
+                                             DeviceSpan<int64_t> to, Stream& stream) {
+  HW_CHECK(to.size() == layer.num_sets * layer.used);
+  std::fill_n(to.device_address(), to.size(), 0);
+  for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+    int64_t* gains = layer.gains.device_address() + kv_head * layer.capacity;
+    int64_t* sums = to.device_address() + SetOfKvHead(layer, kv_head) * layer.used;
+    for (int64_t slot = 0; slot < layer.used; ++slot) sums[slot] += gains[slot];
+    std::fill_n(gains, layer.used, 0);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::AddScores(const LayerView& layer, DeviceSpan<const int64_t> from,
+                                          double decay, Stream& stream) {
+  HW_CHECK(from.size() == layer.num_sets * layer.used);
+  for (int set = 0; set < layer.num_sets; ++set) {
+    int64_t* scores = layer.scores.device_address() + set * layer.capacity;
+    const int64_t* added = from.device_address() + set * layer.used;
+    if (decay != 1.0) {
+      for (int64_t slot = 0; slot < layer.used; ++slot) {
+        scores[slot] = std::llrint(static_cast<double>(scores[slot]) * decay);
+      }
+    }
+    for (int64_t slot = 0; slot < layer.used; ++slot) scores[slot] += added[slot];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::PoolVotes(DeviceSpan<const int64_t> from, DeviceSpan<int64_t> to,
+                                          int num_rows, int64_t count, Pooling pooling, int kernel,
+                                          Stream& stream) {
+  HW_CHECK(from.size() == num_rows * count && to.size() == num_rows * count);
+  HW_CHECK(kernel >= 1 && kernel % 2 == 1);
+  for (int row = 0; row < num_rows; ++row) {
+    PoolRow({from.device_address() + row * count, static_cast<size_t>(count)}, pooling, kernel,
+            to.device_address() + row * count);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::GatherSlots(const KvShape& shape, const LayerView& from,
+                                            const LayerView& to, std::span<const Position> kept,
+                                            int64_t kept_per_set, DeviceSpan<const int64_t> seeds,
+                                            int64_t seed_stride, Stream& stream) {
+  HW_CHECK(static_cast<int64_t>(kept.size()) == to.num_sets * kept_per_set);
+  HW_CHECK(kept_per_set <= to.capacity);
+  for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+    const KvHeadRows source = RowsOfKvHead(shape, from, kv_head);
+    const KvHeadRows target = RowsOfKvHead(shape, to, kv_head);
+    const Position* positions = kept.data() + SetOfKvHead(to, kv_head) * kept_per_set;
+    for (int64_t slot = 0; slot < kept_per_set; ++slot) {
+      std::memmove(target.Key(slot), source.Key(positions[slot]), target.row_bytes);
+      std::memmove(target.Value(slot), source.Value(positions[slot]), target.row_bytes);
+    }
+    std::fill_n(to.gains.device_address() + kv_head * to.capacity, to.capacity, 0);
+  }
+  for (int set = 0; set < to.num_sets; ++set) {
+    Position* positions = to.positions.device_address() + set * to.capacity;
+    int64_t* scores = to.scores.device_address() + set * to.capacity;
+    std::fill_n(positions, to.capacity, kNoPosition);
+    std::fill_n(scores, to.capacity, 0);
+    std::copy_n(kept.data() + set * kept_per_set, kept_per_set, positions);
+    if (seeds.empty()) continue;
+    for (int64_t slot = 0; slot < kept_per_set; ++slot) {
+      scores[slot] = seeds.device_address()[set * seed_stride + positions[slot]];
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::ReleaseSlots(const KvShape& shape, const LayerView& layer, int set,
+                                             std::span<const int32_t> slots, Stream& stream) {
+  HW_CHECK(set >= 0 && set < layer.num_sets);
+  for (const int32_t slot : slots) {
+    HW_CHECK(slot >= 0 && slot < layer.capacity);
+    layer.positions.device_address()[set * layer.capacity + slot] = kNoPosition;
+    layer.scores.device_address()[set * layer.capacity + slot] = 0;
+  }
+  for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+    if (SetOfKvHead(layer, kv_head) != set) continue;
+    int64_t* gains = layer.gains.device_address() + kv_head * layer.capacity;
+    for (const int32_t slot : slots) gains[slot] = 0;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace heavywater
