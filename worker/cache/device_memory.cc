@@ -53,14 +53,14 @@ int64_t DeviceMemory::free_bytes() const {
   return limit_bytes_ - reserved_bytes_;
 }
 
-absl::Status DeviceMemory::Exhausted(int64_t bytes, std::string_view what) const {
+absl::Status DeviceMemory::Exhausted(int64_t bytes, const std::string& what) const {
   return absl::ResourceExhaustedError(absl::StrCat(what, " needs ", bytes,
                                                    " bytes of device memory, limit ", limit_bytes_,
                                                    ", in use ", reserved_bytes_));
 }
 
 absl::StatusOr<DeviceMemory::Reservation> DeviceMemory::Reserve(int64_t bytes,
-                                                                std::string_view what) {
+                                                                const std::string& what) {
   Reservation reservation;
   reservation.memory_ = this;
   HW_RETURN_IF_ERROR(reservation.Extend(bytes, what));
@@ -75,7 +75,7 @@ DeviceMemory::Reservation& DeviceMemory::Reservation::operator=(Reservation&& ot
   return *this;
 }
 
-absl::Status DeviceMemory::Reservation::Extend(int64_t bytes, std::string_view what) {
+absl::Status DeviceMemory::Reservation::Extend(int64_t bytes, const std::string& what) {
   const int64_t more = bytes - bytes_;
   HW_CHECK(memory_ != nullptr && more >= 0);
   if (!memory_->Fits(more)) return memory_->Exhausted(more, what);
@@ -99,9 +99,9 @@ void DeviceMemory::Count(MemoryKind kind, int64_t bytes) {
 
 absl::StatusOr<DeviceBuffer> DeviceMemory::Allocate(MemoryKind kind, int64_t bytes) {
   if (kind != MemoryKind::kPromptHidden && allocated_bytes_ + bytes > reserved_bytes_) {
-    return absl::InternalError(absl::StrCat("allocating ", bytes, " bytes of ",
-                                            MemoryKindName(kind), " with ", allocated_bytes_,
-                                            " of ", reserved_bytes_, " reserved in use"));
+    return absl::InternalError(
+        absl::StrCat("allocating ", bytes, " bytes of ", std::string(MemoryKindName(kind)),
+                     " with ", allocated_bytes_, " of ", reserved_bytes_, " reserved in use"));
   }
   HW_ASSIGN_OR_RETURN(DeviceBuffer memory, backend_.Allocate(bytes));
   Count(kind, bytes);

@@ -49,7 +49,7 @@ class DeviceMemory {
     Reservation& operator=(Reservation&& other) noexcept;
     int64_t bytes() const { return bytes_; }
     // To less: always. To more: RESOURCE_EXHAUSTED as Reserve(), unchanged.
-    absl::Status Extend(int64_t bytes, std::string_view what);
+    absl::Status Extend(int64_t bytes, const std::string& what);
     void Resize(int64_t smaller_bytes);
 
    private:
@@ -59,7 +59,7 @@ class DeviceMemory {
   };
 
   // RESOURCE_EXHAUSTED naming need, limit and what is in use.
-  absl::StatusOr<Reservation> Reserve(int64_t bytes, std::string_view what);
+  absl::StatusOr<Reservation> Reserve(int64_t bytes, const std::string& what);
   // Memory from the backend, zeroed, counted until the buffer is destroyed.
   absl::StatusOr<DeviceBuffer> Allocate(MemoryKind kind, int64_t bytes);
 
@@ -73,7 +73,7 @@ class DeviceMemory {
 
  private:
   bool Fits(int64_t more_bytes) const { return more_bytes <= free_bytes(); }
-  absl::Status Exhausted(int64_t bytes, std::string_view what) const;
+  absl::Status Exhausted(int64_t bytes, const std::string& what) const;
   void Count(MemoryKind kind, int64_t bytes);
 
   Backend& backend_;

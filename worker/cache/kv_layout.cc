@@ -7,13 +7,12 @@
 namespace heavywater {
 namespace {
 
-absl::Status CheckPositive(std::string_view field, int got) {
+absl::Status CheckPositive(const char* field, int got) {
   if (got > 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", got, ", want at least 1"));
 }
 
-absl::Status CheckDivides(std::string_view small_name, int small, std::string_view large_name,
-                          int large) {
+absl::Status CheckDivides(const char* small_name, int small, const char* large_name, int large) {
   if (large % small == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(large_name, " is ", large, ", want a multiple of ", small_name, ", ", small));
@@ -27,7 +26,7 @@ absl::StatusOr<KvDtype> ParseKvDtype(std::string_view name) {
   if (name == "fp32") return KvDtype::kFloat32;
   if (name == "bf16") return KvDtype::kBFloat16;
   return absl::InvalidArgumentError(
-      absl::StrCat("kv_dtype is \"", name, "\", want one of: fp32, bf16"));
+      absl::StrCat("kv_dtype is \"", std::string(name), "\", want one of: fp32, bf16"));
 }
 
 absl::Status KvShape::Validate() const {

@@ -1,9 +1,11 @@
 #include "worker/cache/layer_storage.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "worker/cache/device_bytes.h"
 
 namespace heavywater {
 namespace {
@@ -43,12 +45,7 @@ class SlotCopier {
     const DeviceSpan<T> source =
         from.Sub((row * from_.capacity + from_slot) * width, count * width);
     const DeviceSpan<T> target = to.Sub((row * to_.capacity + to_slot) * width, count * width);
-    return backend_.CopyOnDevice(Bytes(target), Bytes(source), stream_);
-  }
-  template <typename T>
-  static DeviceSpan<std::byte> Bytes(DeviceSpan<T> span) {
-    return DeviceSpan<std::byte>(reinterpret_cast<std::byte*>(span.device_address()),
-                                 span.size_bytes());
+    return backend_.CopyOnDevice(DeviceBytes(target), DeviceBytes(source), stream_);
   }
   absl::Status CopyHead(int head, int64_t from_slot, int64_t to_slot, int64_t count) {
     const int64_t row = int64_t{shape_.head_dim} * ElementBytes(shape_.dtype);
@@ -71,9 +68,7 @@ class SlotCopier {
 // All positions free: the backend's zeroed memory would mean position 0.
 absl::Status MarkFree(DeviceSpan<Position> positions, Backend& backend, Stream& stream) {
   const std::vector<Position> free(positions.size(), kNoPosition);
-  const DeviceSpan<std::byte> bytes(reinterpret_cast<std::byte*>(positions.device_address()),
-                                    positions.size_bytes());
-  return backend.CopyToDevice(bytes, std::as_bytes(std::span(free)), stream);
+  return backend.CopyToDevice(DeviceBytes(positions), std::as_bytes(std::span(free)), stream);
 }
 
 }  // namespace

@@ -41,6 +41,13 @@ void SlotTable::Release(std::span<const int32_t> slots) {
   std::sort(free_.begin(), free_.end(), std::greater<>());
 }
 
+void SlotTable::Undo(std::span<const int32_t> slots, int64_t used_before) {
+  Release(slots);
+  HW_CHECK(used_before <= used_);
+  std::erase_if(free_, [used_before](int32_t slot) { return slot >= used_before; });
+  used_ = used_before;
+}
+
 std::vector<int32_t> SlotTable::Victims(std::span<const uint8_t> kept) const {
   HW_CHECK(static_cast<int64_t>(kept.size()) == used_);
   std::vector<int32_t> victims;

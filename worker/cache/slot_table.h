@@ -32,8 +32,11 @@ class SlotTable {
   void Append(Position first_position, int64_t num_tokens, std::vector<int32_t>& slots);
   // The prompt's result: position positions[i] in slot i. The table must be empty.
   void Assign(std::span<const Position> positions);
-  // Frees occupied slots, in any order.
+  // Frees occupied slots, in any order. `used` stays: sets that gain and lose
+  // the same numbers keep the same `used`.
   void Release(std::span<const int32_t> slots);
+  // Takes back an Append() that gave `slots` when `used` was `used_before`.
+  void Undo(std::span<const int32_t> slots, int64_t used_before);
 
   // Slots and positions where kept[slot] == 0: the victims, ascending slots.
   std::vector<int32_t> Victims(std::span<const uint8_t> kept) const;

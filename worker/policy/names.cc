@@ -35,14 +35,15 @@ std::string_view NameIn(const std::array<Named<T>, n>& table, T value) {
 }
 
 template <typename T, size_t n>
-absl::StatusOr<T> ParseIn(const std::array<Named<T>, n>& table, std::string_view what,
+absl::StatusOr<T> ParseIn(const std::array<Named<T>, n>& table, const char* what,
                           std::string_view name) {
   std::string names;
   for (const auto& [value, candidate] : table) {
     if (candidate == name) return value;
-    absl::StrAppend(&names, names.empty() ? "" : ", ", candidate);
+    names += (names.empty() ? "" : ", ") + std::string(candidate);
   }
-  return absl::InvalidArgumentError(absl::StrCat(what, " is \"", name, "\", want one of: ", names));
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " is \"", std::string(name), "\", want one of: ", names));
 }
 
 }  // namespace

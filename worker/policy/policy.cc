@@ -17,13 +17,13 @@ constexpr int kMaxPlanIntervalSteps = 4096;  // slots for an interval are alloca
 constexpr int kMaxPoolKernel = 255;
 constexpr int kMaxWindow = 4096;
 
-absl::Status CheckRange(std::string_view field, int64_t got, int64_t low, int64_t high) {
+absl::Status CheckRange(const char* field, int64_t got, int64_t low, int64_t high) {
   if (got >= low && got <= high) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", got, ", want ", low, " to ", high));
 }
 
 // Written so that NaN is outside.
-absl::Status CheckRatio(std::string_view field, double got) {
+absl::Status CheckRatio(const char* field, double got) {
   if (got > 0 && got <= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", got, ", want above 0 and up to 1"));
 }

@@ -29,6 +29,7 @@ struct RankCacheOptions {
   int rank = 0;
   int world_size = 1;
   int hidden_size = 0;                  // of the model whose rows the workspace holds
+  int vocab_size = 0;                   // likewise, of its logits
   int64_t device_memory_bytes = 0;      // 0: no limit
   int max_step_tokens = 512;            // workspace for so many rows is held from the start
   int64_t reserve_ahead_tokens = 1024;  // host pages reserved ahead of the newest token
@@ -86,10 +87,10 @@ class RankCache {
   Stream& stream() { return stream_; }
   Workspace& workspace() { return *workspace_; }
   float attention_scale() const;
+  HostTier* tier() { return tier_; }
 
  private:
   RankCache(const RankCacheOptions& options, Backend& backend, HostTier* tier);
-  HostTier* TierOfThisRank() const;
 
   const RankCacheOptions options_;
   Backend& backend_;
