@@ -36,6 +36,23 @@ class Policy:
     plan_interval_steps: int = 1
     decay: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.evicts_in_decode and self.recent < 1:
+            raise ValueError(f"recent is {self.recent}, want at least 1")
+        if self.evicts_in_decode and self.budget_tokens < self.sink_tokens + self.recent:
+            wanted = f"{self.sink_tokens} sinks + {self.recent} recent"
+            raise ValueError(f"budget is {self.budget_tokens}, want at least {wanted}")
+
+    @property
+    def recent(self) -> int:
+        """Newest positions that never compete; all but the sinks in `streaming`."""
+        return self.budget_tokens - self.sink_tokens if self.name == "streaming" else self.recent_tokens
+
+    @property
+    def recent_at_prompt_end(self) -> int:
+        """A policy that votes keeps its window, as far as the budget allows."""
+        return min(self.window, self.budget_tokens - self.sink_tokens) if self.votes else self.recent
+
     @property
     def votes(self) -> bool:
         return self.name in ("snapkv", "snapkv_h2o")
@@ -103,7 +120,7 @@ class LayerCache:
         kv_heads, self.seen, size = prompt.k.shape
         self._prompt_tokens = self.seen
         seeds = self._shared(prompt.window_sums if policy.votes else prompt.column_sums)
-        ranking = self._shared(self._votes(prompt)) if policy.votes else seeds
+        ranking = self._votes(seeds) if policy.votes else seeds
         kept = [self._prompt_kept(head_ranking) for head_ranking in ranking]
 
         # Slots are in no order: a newcomer takes the slot of what it displaces.
@@ -158,19 +175,19 @@ class LayerCache:
             return sums
         return np.broadcast_to(sums.sum(axis=0), sums.shape)
 
-    def _votes(self, prompt: PromptLayer) -> Doubles:
-        """Pooled votes on the columns before the window; the window's own columns do not compete."""
+    def _votes(self, window_sums: Doubles) -> Doubles:
+        """Pooled votes on the columns before the window, whose own columns do not compete."""
         before = max(self.seen - self._policy.window, 0)
-        votes = np.zeros_like(prompt.window_sums)
-        votes[:, :before] = pooled(prompt.window_sums[:, :before], self._policy.pool, self._policy.kernel)
+        votes = np.zeros_like(window_sums)
+        if before:
+            votes[:, :before] = pooled(window_sums[:, :before], self._policy.pool, self._policy.kernel)
         return votes
 
     def _prompt_kept(self, ranking: Doubles) -> Ints:
         policy = self._policy
         if policy.name == "full" or self.seen <= policy.budget_tokens:
             return np.arange(self.seen)
-        recent = policy.window if policy.votes else policy.recent_tokens
-        return select_kept(np.arange(self.seen), ranking, policy, self.seen, recent)
+        return select_kept(np.arange(self.seen), ranking, policy, self.seen, policy.recent_at_prompt_end)
 
     def _plan(self) -> None:
         """Brings every KV head back to its budget; slots of victims are handed over in place."""
@@ -185,7 +202,7 @@ class LayerCache:
 
     def _head_kept(self, head: int) -> Ints:
         positions, scores = self._positions[head, : self._used], self._scores[head, : self._used]
-        return select_kept(positions, scores, self._policy, self.seen, self._policy.recent_tokens)
+        return select_kept(positions, scores, self._policy, self.seen, self._policy.recent)
 
     def _keep(self, head: int, kept: Ints, budget: int) -> None:
         victims = np.setdiff1d(np.arange(budget), kept)
