@@ -94,6 +94,17 @@ hw_build() {
   fi
 }
 
+# Runs a command in a session of its own and ends all of it when this script is
+# told to end: compilers and apt must not outlive the script.
+hw_guarded() {
+  setsid "$@" &
+  local pid=$! code=0
+  trap 'kill -TERM -- "-$pid" 2>/dev/null; wait "$pid" || true; exit 130' INT TERM HUP
+  wait "$pid" || code=$?
+  trap - INT TERM HUP
+  return "$code"
+}
+
 # Environment of every command of the project.
 hw_environment() {
   export PATH="$HW_BUILD/bin:$HW_VENV/bin:$PATH"

@@ -63,6 +63,11 @@ class Client:
         self._channels.append(grpc.insecure_channel(address))
         return self._channels[-1]
 
+    @property
+    def has_cache(self) -> bool:
+        """Whether the cache service's address was given."""
+        return self._sequences is not None
+
     def disconnect(self) -> None:
         """Closes the connections; running calls are cancelled."""
         for channel in self._channels:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
+from heavywater.cli.eval_ppl import eval_app
+from heavywater.cli.generate import generate
+from heavywater.cli.inspect import inspect
+from heavywater.cli.serve import serve
+from heavywater.errors import HeavywaterError
+from heavywater.local import exit_on_signals
+from heavywater.server_process import ServerError
 from heavywater.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(generate)
+app.command()(inspect)
+app.command()(serve)
+app.add_typer(eval_app, name="eval")
 
 
 def _print_version(value: bool) -> None:
@@ -25,5 +38,10 @@ def common(
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script. Expected failures are one message, not a traceback."""
+    exit_on_signals()
+    try:
+        app()
+    except (HeavywaterError, ServerError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,35 @@
+"""Where the commands find their servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from heavywater.client import Client
+from heavywater.local import LocalOptions, LocalServers
+
+Address = Annotated[
+    str,
+    typer.Option(
+        envvar="HEAVYWATER_ADDRESS", help="host:port of rank 0 of a worker group; servers are started when absent"
+    ),
+]
+CacheAddress = Annotated[str, typer.Option("--cache", envvar="HEAVYWATER_CACHE", help="host:port of the cache service")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@contextlib.contextmanager
+def connected(address: str, cache: str, local: LocalOptions, log: Console) -> Iterator[Client]:
+    """A client of the servers named, or of servers of its own that end with the command."""
+    if address:
+        with Client(worker=address, cache=cache or None) as client:
+            yield client
+        return
+    with contextlib.ExitStack() as stack:
+        with log.status(f"starting heavywater-cache and {local.ranks} heavywater-worker"):
+            servers = stack.enter_context(LocalServers(local))
+        yield stack.enter_context(servers.client())

@@ -1,0 +1,118 @@
+"""heavywater generate"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from heavywater.cli.connection import Address, CacheAddress, Json, connected
+from heavywater.cli.live import LiveText, mebibytes
+from heavywater.client import Client
+from heavywater.generation import Generation
+from heavywater.local import LocalOptions
+from heavywater.v1 import common_pb2, generation_pb2
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")] = "",
+    file: Annotated[Path | None, typer.Option(help="Read the text from this file.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat format.")] = False,
+    system: Annotated[str, typer.Option(help="With --chat: the system message.")] = "",
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
+    policy: Annotated[str, typer.Option(help="full, streaming, h2o, snapkv or snapkv_h2o.")] = "snapkv_h2o",
+    scope: Annotated[str, typer.Option(help="layer or kv_head.")] = "layer",
+    budget: Annotated[float, typer.Option(help="Fraction of the prompt that stays on the device.")] = 0.2,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    seed: int = 0,
+    ranks: Annotated[int, typer.Option(min=1, help="Workers to start when no --address is given.")] = 1,
+    address: Address = "",
+    cache: CacheAddress = "",
+    as_json: Json = False,
+) -> None:
+    """Continue a text, or answer with --chat. Streams the text with a line of live figures."""
+    text = _input(prompt, file)
+    log = Console(stderr=True)
+    options = common_pb2.PolicyOptions(policy=policy, scope=scope)
+    if policy != "full":
+        options.heavy_ratio = options.recent_ratio = budget / 2
+    with connected(address, cache, LocalOptions(ranks=ranks), log) as client:
+        if chat:
+            text = client.get_model().chat(_messages(system, text))
+        generation = client.generate(
+            text,
+            max_new_tokens=max_new_tokens,
+            policy=options,
+            temperature=temperature,
+            seed=seed,
+        )
+        if as_json:
+            print(json.dumps({"text": generation.text(), **_summary_json(generation)}))
+        else:
+            _stream(client, generation, log)
+
+
+def _input(prompt: str, file: Path | None) -> str:
+    if bool(prompt) == bool(file):
+        raise ValueError("give a text or --file, one of them")
+    if file is not None:
+        return file.read_text(encoding="utf-8")
+    return sys.stdin.read() if prompt == "-" else prompt
+
+
+def _messages(system: str, text: str) -> list[dict[str, str]]:
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, {"role": "user", "content": text}]
+
+
+def _stream(client: Client, generation: Generation, log: Console) -> None:
+    with LiveText(Console()) as live:
+        for token in generation:
+            live.show(token)
+    log.print(_describe(generation), style="dim", highlight=False)
+
+
+def _describe(generation: Generation) -> str:
+    summary = generation.summary
+    return (
+        f"sequence {generation.sequence_id}: {summary.finish_reason}; "
+        f"{summary.budget.policy} in scope {summary.budget.scope}, {_budget_words(summary.budget)}; "
+        f"{summary.prompt_tokens} + {summary.new_tokens} tokens, {_rate(summary):.1f} tokens/s; "
+        f"KV on the device {mebibytes(summary.device_bytes_peak)} of the full cache's "
+        f"{mebibytes(summary.full_cache_bytes)}, in host memory {mebibytes(summary.host_bytes)}"
+    )
+
+
+def _budget_words(budget: common_pb2.ResolvedBudget) -> str:
+    return f"at most {budget.budget_tokens} slots a layer" if budget.bounded_decode else "unbounded in decode"
+
+
+def _rate(summary: generation_pb2.GenerateSummary) -> float:
+    """New tokens per second after the first."""
+    return (summary.new_tokens - 1) / summary.decode_seconds if summary.decode_seconds > 0 else 0.0
+
+
+def _summary_json(generation: Generation) -> dict[str, object]:
+    summary = generation.summary
+    return {
+        "sequence_id": generation.sequence_id,
+        "finish_reason": summary.finish_reason,
+        "policy": summary.budget.policy,
+        "scope": summary.budget.scope,
+        "budget_tokens": summary.budget.budget_tokens,
+        "seed": summary.seed,
+        "tp": summary.tensor_parallel,
+        "tokens_seen": summary.counts.tokens_seen,
+        "resident_tokens": summary.counts.tokens_resident,
+        "prompt_tokens": summary.prompt_tokens,
+        "new_tokens": summary.new_tokens,
+        "device_bytes": summary.device_bytes_peak,
+        "full_cache_bytes": summary.full_cache_bytes,
+        "host_bytes": summary.host_bytes,
+        "prompt_seconds": summary.prompt_seconds,
+        "tokens_per_s": _rate(summary),
+    }

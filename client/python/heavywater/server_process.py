@@ -1,0 +1,92 @@
+"""One server of the project as a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+_LISTENING = re.compile(r"listening on (\S+)")
+
+
+class ServerError(RuntimeError):
+    """A server could not be started or has died; the message ends with its last words."""
+
+
+def find_binary(name: str) -> str:
+    """Path of a binary of the project. Raises ServerError naming where it was sought."""
+    found = shutil.which(name)
+    if found is None:
+        raise ServerError(f"{name} is not on PATH; in a checkout, deploy/local/run CMD... builds it and sets PATH")
+    return found
+
+
+class ServerProcess:
+    """Runs a server with its output in `log`. It dies with this process, even when that is killed.
+
+    It is in a process group of its own, so that Ctrl-C reaches only this process,
+    which then stops its servers in the right order.
+    """
+
+    def __init__(self, name: str, flags: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        command = [find_binary(name), *flags]
+        setpriv = shutil.which("setpriv")
+        if setpriv is not None:
+            command = [setpriv, "--pdeathsig", "KILL", "--", *command]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check_alive(self) -> None:
+        """Raises ServerError when the process has ended."""
+        code = self._process.poll()
+        if code is not None:
+            raise ServerError(f"{self.name} ended with {code}:\n{self._last_words()}")
+
+    def wait_for_address(self, deadline_s: float) -> str:
+        """The address it prints once it listens; `deadline_s` is of time.monotonic()."""
+        while time.monotonic() < deadline_s:
+            found = _LISTENING.search(self.log.read_text(errors="replace"))
+            if found:
+                return found.group(1)
+            self.check_alive()
+            time.sleep(0.05)
+        raise ServerError(f"{self.name} does not listen in time:\n{self._last_words()}")
+
+    def terminate(self) -> None:
+        """Asks it to stop."""
+        if self._process.poll() is None:
+            self._signal_group(signal.SIGTERM)
+
+    def wait_stopped(self, grace_s: float) -> None:
+        """Waits for its end, then ends its whole group."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_s)
+        if self._process.poll() is None:
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _last_words(self, lines: int = 15) -> str:
+        text = self.log.read_text(errors="replace").strip().splitlines()
+        return "\n".join("  " + line for line in text[-lines:]) or "  (it printed nothing)"

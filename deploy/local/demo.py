@@ -1,0 +1,139 @@
+"""Continues a long document with a bounded cache, then with the full one, and compares them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from heavywater import Client, Generation, HeavywaterError, PolicyOptions
+from heavywater.book import read_book
+from heavywater.cli.live import LiveText, mebibytes
+from heavywater.local import LocalOptions, LocalServers, exit_on_signals
+from heavywater.model import Model
+from heavywater.server_process import ServerError
+from rich.console import Console
+from rich.table import Table
+
+RANKS = 3
+BUDGET = 0.2  # of the prompt; half of it heavy, half recent
+OFFSET_TOKENS = 2000  # into Northanger Abbey: past the title and the author's notice
+_BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy's generation."""
+
+    policy: str
+    budget: float | None
+    generation: Generation
+    text: str
+
+    def as_json(self) -> dict[str, Any]:
+        summary = self.generation.summary
+        return {
+            "policy": self.policy,
+            "recall": False,
+            "budget": self.budget,
+            "tp": summary.tensor_parallel,
+            "tokens_seen": summary.counts.tokens_seen,
+            "resident_tokens": summary.counts.tokens_resident,
+            "device_bytes": summary.device_bytes_peak,
+            "host_bytes": summary.host_bytes,
+            "prompt_tokens_per_s": _per_second(summary.prompt_tokens, summary.prompt_seconds),
+            "tokens_per_s": _per_second(summary.new_tokens - 1, summary.decode_seconds),
+            "text": self.text,
+        }
+
+
+def _per_second(count: int, seconds: float) -> float | None:
+    return count / seconds if seconds > 0 else None
+
+
+def kv_bytes_per_token(model: Model) -> int:
+    """K and V of one token in all layers and heads."""
+    info = model.info
+    element_bytes = _BYTES_PER_ELEMENT[info.fingerprint.dtype]
+    return 2 * info.num_layers * info.num_kv_heads * info.head_dim * element_bytes
+
+
+def run_policy(client: Client, model: Model, prompt: list[int], new_tokens: int, budget: float | None) -> Run:
+    """Streams one continuation to standard output."""
+    if budget is None:
+        policy = PolicyOptions(policy="full")
+    else:
+        policy = PolicyOptions(policy="snapkv_h2o", heavy_ratio=budget / 2, recent_ratio=budget / 2)
+    pieces = []
+    with (
+        client.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True, policy=policy) as generation,
+        LiveText(Console(), kv_bytes_per_token(model)) as live,
+    ):
+        for token in generation:
+            pieces.append(token.text)
+            live.show(token)
+    return Run(policy.policy, budget, generation, "".join(pieces))
+
+
+def table_of(runs: list[Run]) -> Table:
+    names = ["cache", "tokens seen", "resident", "KV on devices", "of full", "in host memory", "prompt", "decode"]
+    table = Table(*names)
+    for run in runs:
+        figures, full_bytes = run.as_json(), run.generation.summary.full_cache_bytes
+        table.add_row(
+            run.policy if run.budget is None else f"{run.policy}, {run.budget:.0%}",
+            str(figures["tokens_seen"]),
+            f"{figures['resident_tokens']:.0f}",
+            mebibytes(figures["device_bytes"]),
+            f"{figures['device_bytes'] / full_bytes:.1%}",
+            mebibytes(figures["host_bytes"]),
+            _rate(figures["prompt_tokens_per_s"]),
+            _rate(figures["tokens_per_s"]),
+        )
+    return table
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} tokens/s"
+
+
+def demo(json_file: Path | None, prompt_tokens: int, new_tokens: int) -> None:
+    console = Console()
+    # Opened first: a wrong path must not cost the whole run.
+    output = json_file.open("w") if json_file else None
+    console.print("[bold]fetching the document[/]: Northanger Abbey (Debian package r-cran-janeaustenr)")
+    text = read_book()
+    console.print(f"[bold]starting[/] heavywater-cache and {RANKS} heavywater-worker (tensor parallel over Gloo)")
+    runs = []
+    with LocalServers(LocalOptions(ranks=RANKS)) as servers, servers.client() as client:
+        model = client.get_model()
+        prompt = model.encode(text)[OFFSET_TOKENS : OFFSET_TOKENS + prompt_tokens]
+        for budget in (BUDGET, None):
+            name = "the full cache" if budget is None else f"snapkv_h2o, {budget:.0%} of the prompt resident"
+            console.rule(f"[bold]{name}[/]: {len(prompt)} tokens of prompt, {new_tokens} new")
+            runs.append(run_policy(client, model, prompt, new_tokens, budget))
+    console.print(table_of(runs))
+    if output:
+        with output:
+            json.dump({"runs": [run.as_json() for run in runs]}, output, indent=1)
+            output.write("\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="deploy/local/demo", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
+    parser.add_argument("--prompt-tokens", type=int, default=3200)
+    parser.add_argument("--new-tokens", type=int, default=200)
+    args = parser.parse_args()
+    exit_on_signals()
+    try:
+        demo(args.json, args.prompt_tokens, args.new_tokens)
+    except (HeavywaterError, ServerError, ValueError, OSError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
