@@ -1,0 +1,125 @@
+#include "cache_service/server/server_runtime.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <prometheus/exposer.h>
+#include <prometheus/registry.h>
+
+#include <cstdio>
+#include <exception>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+#include "cache_service/server/logging.h"
+#include "cache_service/server/rpc_metrics.h"
+
+namespace heavywater {
+namespace {
+
+// What calls that outlive the drain get to notice that they were cancelled.
+constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
+constexpr absl::Duration kDrainPoll = absl::Milliseconds(10);
+
+// "127.0.0.1:0" and 4242 -> "127.0.0.1:4242".
+std::string WithPort(const std::string& address, int port) {
+  return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+}
+
+absl::Status CheckAddress(const char* field, const std::string& address) {
+  if (address.rfind(':') != std::string::npos) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is \"", address, "\", want HOST:PORT"));
+}
+
+void EnableHealthAndReflection() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  });
+}
+
+// civetweb reports a failed bind by throwing.
+absl::StatusOr<std::unique_ptr<prometheus::Exposer>> StartExposer(const std::string& address) {
+  try {
+    return std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("metrics_address ", address, " cannot be bound: ", error.what()));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ServerRuntime>> ServerRuntime::Start(
+    const ServerRuntimeOptions& options, const std::vector<grpc::Service*>& services,
+    std::shared_ptr<prometheus::Registry> metrics) {
+  HW_RETURN_IF_ERROR(CheckAddress("listen_address", options.listen_address));
+  EnableHealthAndReflection();
+  auto runtime = std::unique_ptr<ServerRuntime>(new ServerRuntime);
+  runtime->options_ = options;
+  runtime->metrics_ = metrics;
+  if (!options.metrics_address.empty()) {
+    HW_RETURN_IF_ERROR(CheckAddress("metrics_address", options.metrics_address));
+    HW_ASSIGN_OR_RETURN(runtime->exposer_, StartExposer(options.metrics_address));
+    runtime->exposer_->RegisterCollectable(metrics);
+    runtime->metrics_address_ =
+        WithPort(options.metrics_address, runtime->exposer_->GetListeningPorts().at(0));
+  }
+
+  grpc::ServerBuilder builder;
+  int port = 0;
+  // Without this two servers could share a port and each get half of the calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddListeningPort(options.listen_address, grpc::InsecureServerCredentials(), &port);
+  builder.SetMaxReceiveMessageSize(options.max_message_bytes);
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  runtime->calls_ = std::make_shared<std::atomic<int64_t>>(0);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> interceptors;
+  interceptors.push_back(MakeRpcMetrics(metrics, runtime->calls_));
+  builder.experimental().SetInterceptorCreators(std::move(interceptors));
+  runtime->server_ = builder.BuildAndStart();
+  if (runtime->server_ == nullptr || port == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("listen_address ", options.listen_address, " cannot be bound"));
+  }
+  runtime->address_ = WithPort(options.listen_address, port);
+  grpc::HealthCheckServiceInterface* health = runtime->server_->GetHealthCheckService();
+  health->SetServingStatus("liveness", true);
+  health->SetServingStatus("readiness", false);
+  return runtime;
+}
+
+ServerRuntime::~ServerRuntime() {
+  if (server_ != nullptr && !shut_down_) server_->Shutdown(std::chrono::system_clock::now());
+}
+
+void ServerRuntime::PrintAddresses() const {
+  std::printf("listening on %s\n", address_.c_str());
+  if (!metrics_address_.empty()) std::printf("metrics on %s\n", metrics_address_.c_str());
+  std::fflush(stdout);
+}
+
+void ServerRuntime::SetReady(bool ready) {
+  server_->GetHealthCheckService()->SetServingStatus("readiness", ready && !draining_);
+}
+
+void ServerRuntime::BeginDrain() {
+  draining_ = true;
+  SetReady(false);
+}
+
+void ServerRuntime::Drain() {
+  if (shut_down_.exchange(true)) return;
+  BeginDrain();
+  // The server still answers meanwhile: health says "not ready", services say
+  // UNAVAILABLE because draining() is true.
+  const absl::Time deadline = absl::Now() + options_.drain;
+  while (*calls_ > 0 && absl::Now() < deadline) absl::SleepFor(kDrainPoll);
+  if (*calls_ > 0) LogWarn("calls outlived the drain and are cancelled", {{"calls", calls_->load()}});
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + kCancelGrace));
+}
+
+}  // namespace heavywater

@@ -1,0 +1,127 @@
+#include "cache_service/server/server_runtime.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <thread>
+
+#include "heavywater/v1/admin.grpc.pb.h"
+#include "tests/cache_service/server/health_client.h"
+
+namespace heavywater {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Answers Stats; GetConfig stays open until its caller gives up.
+class FakeAdmin final : public v1::AdminService::Service {
+ public:
+  grpc::Status Stats(grpc::ServerContext*, const v1::StatsRequest*,
+                     v1::StatsResponse* response) override {
+    response->set_version("fake");
+    return grpc::Status::OK;
+  }
+  grpc::Status GetConfig(grpc::ServerContext* context, const v1::GetConfigRequest*,
+                         v1::GetConfigResponse*) override {
+    started = true;
+    while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return grpc::Status::CANCELLED;
+  }
+  std::atomic<bool> started = false;
+};
+
+class ServerRuntimeTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options_.listen_address = "127.0.0.1:0";
+    options_.drain = absl::Milliseconds(300);
+    auto runtime = ServerRuntime::Start(options_, {&admin_}, metrics_);
+    ASSERT_TRUE(runtime.ok()) << runtime.status();
+    runtime_ = *std::move(runtime);
+    channel_ = grpc::CreateChannel(runtime_->address(), grpc::InsecureChannelCredentials());
+    stub_ = v1::AdminService::NewStub(channel_);
+  }
+
+  ServerRuntimeOptions options_;
+  FakeAdmin admin_;
+  std::shared_ptr<prometheus::Registry> metrics_ = std::make_shared<prometheus::Registry>();
+  std::unique_ptr<ServerRuntime> runtime_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::AdminService::Stub> stub_;
+};
+
+TEST_F(ServerRuntimeTest, HealthTellsLivenessFromReadiness) {
+  HealthClient health(channel_);
+  EXPECT_EQ(health.Check(""), "SERVING");
+  EXPECT_EQ(health.Check("liveness"), "SERVING");
+  EXPECT_EQ(health.Check("readiness"), "NOT_SERVING");
+  EXPECT_EQ(health.Check("no-such-name"), "NOT_FOUND");
+  runtime_->SetReady(true);
+  EXPECT_EQ(health.Check("readiness"), "SERVING");
+}
+
+TEST_F(ServerRuntimeTest, WhileItDrainsHealthStillAnswersAndReadinessIsOff) {
+  runtime_->SetReady(true);
+  runtime_->BeginDrain();
+  HealthClient health(channel_);
+  EXPECT_TRUE(runtime_->draining());
+  EXPECT_EQ(health.Check(""), "SERVING");
+  EXPECT_EQ(health.Check("readiness"), "NOT_SERVING");
+  runtime_->SetReady(true);
+  EXPECT_EQ(health.Check("readiness"), "NOT_SERVING") << "a drain is not taken back";
+}
+
+TEST_F(ServerRuntimeTest, DrainEndsInTimeWithACallThatNeverEnds) {
+  grpc::Status status;
+  std::thread caller([&] {
+    grpc::ClientContext context;
+    v1::GetConfigResponse response;
+    status = stub_->GetConfig(&context, {}, &response);
+  });
+  while (!admin_.started) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const absl::Time start = absl::Now();
+  runtime_->Drain();
+  caller.join();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(3));
+  EXPECT_GE(absl::Now() - start, options_.drain);
+  EXPECT_FALSE(status.ok());
+}
+
+TEST_F(ServerRuntimeTest, CountsRpcsByMethodAndCode) {
+  grpc::ClientContext context;
+  v1::StatsResponse response;
+  ASSERT_TRUE(stub_->Stats(&context, {}, &response).ok());
+  runtime_->Drain();
+  const std::string text = prometheus::TextSerializer().Serialize(metrics_->Collect());
+  EXPECT_THAT(text, HasSubstr("heavywater_rpcs_total{code=\"OK\","
+                              "method=\"/heavywater.v1.AdminService/Stats\"} 1"));
+  EXPECT_THAT(text, HasSubstr("heavywater_rpc_seconds_count{"
+                              "method=\"/heavywater.v1.AdminService/Stats\"} 1"));
+}
+
+TEST_F(ServerRuntimeTest, RefusesAnAddressThatIsTakenNamingIt) {
+  ServerRuntimeOptions options = options_;
+  options.listen_address = runtime_->address();
+  FakeAdmin other;
+  const auto second = ServerRuntime::Start(options, {&other}, metrics_);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(runtime_->address()));
+}
+
+TEST_F(ServerRuntimeTest, RefusesARequestAboveTheMessageLimitNamingIt) {
+  grpc::GenericStub unused(channel_);
+  v1::GetConfigRequest request;
+  request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(
+      15, std::string(4 << 20, 'x'));
+  grpc::ClientContext context;
+  v1::GetConfigResponse response;
+  const grpc::Status status = stub_->GetConfig(&context, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("4194304"));
+}
+
+}  // namespace
+}  // namespace heavywater
