@@ -7,8 +7,7 @@ namespace {
 
 absl::Status Positive(const char* field, int64_t value, int64_t max) {
   if (value >= 1 && value <= max) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", value, ", want 1 to ", max));
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", want 1 to ", max));
 }
 
 }  // namespace

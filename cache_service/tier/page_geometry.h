@@ -13,9 +13,9 @@ namespace heavywater {
 // the cache's dtype.
 struct PageGeometry {
   int num_layers = 0;
-  int num_kv_heads = 0;   // of the model, all ranks together
+  int num_kv_heads = 0;  // of the model, all ranks together
   int page_tokens = 256;
-  int row_bytes = 0;      // K and V of one position: 2 * head_dim * element bytes
+  int row_bytes = 0;  // K and V of one position: 2 * head_dim * element bytes
 
   int64_t page_bytes() const { return int64_t{page_tokens} * row_bytes; }
   int64_t PageOf(int64_t position) const { return position / page_tokens; }

@@ -1,0 +1,103 @@
+#include "cache_service/tier/local_host_tier.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace heavywater {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr PageGeometry kGeometry = {
+    .num_layers = 2, .num_kv_heads = 3, .page_tokens = 16, .row_bytes = 8};
+constexpr int64_t kRowBytes = 2 * 2 * 16 * 8;  // layers, heads of the rank, rows, bytes
+
+TEST(LocalHostTierTest, EveryPageOfARankIsMemoryOfItsOwn) {
+  LocalHostTier tier(1 << 20);
+  ASSERT_TRUE(tier.OpenSequence(1, kGeometry, {.first = 1, .count = 2}).ok());
+  ASSERT_TRUE(tier.Reserve(1, 0, 3).ok());
+  uint8_t fill = 0;
+  for (int layer = 0; layer < 2; ++layer)
+    for (int head = 1; head < 3; ++head)
+      for (int page = 0; page < 3; ++page)
+        std::memset(tier.Page(1, layer, head, page), ++fill, kGeometry.page_bytes());
+  fill = 0;
+  for (int layer = 0; layer < 2; ++layer)
+    for (int head = 1; head < 3; ++head)
+      for (int page = 0; page < 3; ++page) {
+        ++fill;
+        EXPECT_EQ(static_cast<uint8_t>(tier.Page(1, layer, head, page)[0]), fill);
+        EXPECT_EQ(static_cast<uint8_t>(tier.Page(1, layer, head, page)[127]), fill);
+      }
+}
+
+TEST(LocalHostTierTest, WhatIsNotReservedOrNotOfTheRankIsNull) {
+  LocalHostTier tier(1 << 20);
+  ASSERT_TRUE(tier.OpenSequence(1, kGeometry, {.first = 1, .count = 2}).ok());
+  ASSERT_TRUE(tier.Reserve(1, 0, 1).ok());
+  EXPECT_NE(tier.Page(1, 0, 1, 0), nullptr);
+  EXPECT_EQ(tier.Page(1, 0, 0, 0), nullptr);
+  EXPECT_EQ(tier.Page(1, 0, 3, 0), nullptr);
+  EXPECT_EQ(tier.Page(1, 2, 1, 0), nullptr);
+  EXPECT_EQ(tier.Page(1, 0, 1, 1), nullptr);
+  EXPECT_EQ(tier.Page(2, 0, 1, 0), nullptr);
+}
+
+TEST(LocalHostTierTest, AReservationIsAllOrNothingAndNamesNeedAndLimit) {
+  LocalHostTier tier(2 * kRowBytes);
+  ASSERT_TRUE(tier.OpenSequence(1, kGeometry, {.first = 0, .count = 2}).ok());
+  ASSERT_TRUE(tier.Reserve(1, 0, 1).ok());
+  const absl::Status full = tier.Reserve(1, 0, 3);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr("need 1024 bytes, 512 are free of 1024"));
+  EXPECT_EQ(tier.Page(1, 0, 0, 1), nullptr);
+  EXPECT_EQ(tier.reserved_bytes(), kRowBytes);
+  EXPECT_TRUE(tier.Reserve(1, 0, 2).ok()) << "what is reserved already is not counted twice";
+}
+
+TEST(LocalHostTierTest, ReservingAgainKeepsTheBytes) {
+  LocalHostTier tier(1 << 20);
+  ASSERT_TRUE(tier.OpenSequence(1, kGeometry, {.first = 0, .count = 1}).ok());
+  ASSERT_TRUE(tier.Reserve(1, 0, 1).ok());
+  std::byte* page = tier.Page(1, 1, 0, 0);
+  std::memset(page, 7, 128);
+  ASSERT_TRUE(tier.Reserve(1, 0, 20).ok());
+  EXPECT_EQ(tier.Page(1, 1, 0, 0), page);
+  EXPECT_EQ(static_cast<int>(page[5]), 7);
+}
+
+TEST(LocalHostTierTest, ClosingGivesEverythingBack) {
+  LocalHostTier tier(kRowBytes);
+  for (int cycle = 0; cycle < 100; ++cycle) {
+    ASSERT_TRUE(tier.OpenSequence(1, kGeometry, {.first = 0, .count = 2}).ok());
+    EXPECT_EQ(tier.OpenSequence(1, kGeometry, {.first = 0, .count = 2}).code(),
+              absl::StatusCode::kAlreadyExists);
+    ASSERT_TRUE(tier.Reserve(1, cycle, 1).ok());
+    tier.CloseSequence(1);
+    ASSERT_EQ(tier.reserved_bytes(), 0);
+  }
+  tier.CloseSequence(1);
+  EXPECT_EQ(tier.Reserve(1, 0, 1).code(), absl::StatusCode::kNotFound);
+}
+
+TEST(LocalHostTierTest, TheWatermarkNeverGoesBack) {
+  LocalHostTier tier(1 << 20);
+  ASSERT_TRUE(tier.OpenSequence(1, kGeometry, {.first = 0, .count = 1}).ok());
+  tier.Publish(1, 9);
+  tier.Publish(1, 4);
+  EXPECT_EQ(tier.watermark(1), 9);
+  EXPECT_EQ(tier.watermark(2), 0);
+}
+
+TEST(LocalHostTierTest, RefusesHeadsOutsideTheModel) {
+  LocalHostTier tier(1 << 20);
+  EXPECT_EQ(tier.OpenSequence(1, kGeometry, {.first = 2, .count = 2}).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(tier.OpenSequence(1, PageGeometry{}, {.first = 0, .count = 1}).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace heavywater
