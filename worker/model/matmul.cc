@@ -1,0 +1,149 @@
+#include "worker/model/matmul.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <dnnl.hpp>
+#include <tuple>
+
+#include "absl/container/flat_hash_map.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "worker/model/message.h"
+
+namespace heavywater {
+namespace {
+
+// Up to here our kernel is faster than oneDNN on plain weights.
+constexpr int64_t kMaxSmallTokens = 16;
+constexpr int64_t kTokenStep = 32;
+// A model has some six shapes of matrix and 16 padded sizes up to 512 tokens.
+constexpr size_t kMaxPrimitives = 256;
+
+using Key = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // tokens, rows, cols, out_stride
+
+dnnl::matmul::primitive_desc Describe(const Key& key, const dnnl::engine& engine) {
+  using dnnl::memory;
+  const auto& [tokens, rows, cols, out_stride] = key;
+  const auto type = memory::data_type::f32;
+  const memory::desc x({tokens, cols}, type, memory::format_tag::ab);
+  const memory::desc weights({cols, rows}, type, memory::format_tag::ba);  // [rows][cols]
+  const memory::desc out({tokens, rows}, type, memory::dims{out_stride, 1});
+  dnnl::primitive_attr attributes;
+  // One scratchpad for all primitives, of memory that is accounted for.
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return {dnnl::matmul::desc(x, weights, out), attributes, engine};
+}
+
+}  // namespace
+
+class Matmul::Primitives {
+ public:
+  explicit Primitives(Backend& backend) : backend_(backend) {}
+
+  int64_t scratchpad_bytes() const { return scratchpad_.bytes(); }
+
+  absl::Status Run(const MatmulArgs& args, int64_t padded_tokens) {
+    try {
+      return RunOrThrow(args, padded_tokens);
+    } catch (const dnnl::error& error) {
+      return absl::InternalError(Message("oneDNN, matrix of ", args.rows, " x ", args.cols, " and ",
+                                         padded_tokens, " tokens: ", error.what()));
+    }
+  }
+
+ private:
+  struct Entry {
+    dnnl::matmul::primitive_desc description;
+    dnnl::matmul primitive;
+  };
+
+  const Entry& Find(const Key& key) {
+    if (const auto found = entries_.find(key); found != entries_.end()) return *found->second;
+    if (entries_.size() >= kMaxPrimitives) entries_.clear();
+    auto entry = std::make_unique<Entry>();
+    entry->description = Describe(key, engine_);
+    entry->primitive = dnnl::matmul(entry->description);
+    return *entries_.emplace(key, std::move(entry)).first->second;
+  }
+
+  absl::Status ReserveScratchpad(int64_t bytes) {
+    if (bytes <= scratchpad_.bytes()) return absl::OkStatus();
+    HW_ASSIGN_OR_RETURN(scratchpad_, backend_.Allocate(bytes));
+    return absl::OkStatus();
+  }
+
+  absl::Status RunOrThrow(const MatmulArgs& args, int64_t padded_tokens) {
+    const Entry& entry = Find({padded_tokens, args.rows, args.cols, args.out_stride});
+    const dnnl::matmul::primitive_desc& description = entry.description;
+    const dnnl::memory::desc scratchpad = description.scratchpad_desc();
+    HW_RETURN_IF_ERROR(ReserveScratchpad(static_cast<int64_t>(scratchpad.get_size())));
+    const auto memory = [this](const dnnl::memory::desc& shape, const void* address) {
+      return dnnl::memory(shape, engine_, const_cast<void*>(address));
+    };
+    entry.primitive.execute(
+        stream_,
+        {{DNNL_ARG_SRC, memory(description.src_desc(), args.x)},
+         {DNNL_ARG_WEIGHTS, memory(description.weights_desc(), args.weights)},
+         {DNNL_ARG_DST, memory(description.dst_desc(), args.out)},
+         {DNNL_ARG_SCRATCHPAD, memory(scratchpad, scratchpad_.As<std::byte>().device_address())}});
+    stream_.wait();
+    return absl::OkStatus();
+  }
+
+  Backend& backend_;
+  dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream_{engine_};
+  absl::flat_hash_map<Key, std::unique_ptr<Entry>> entries_;
+  DeviceBuffer scratchpad_;
+};
+
+absl::StatusOr<std::unique_ptr<Matmul>> Matmul::Create(Backend& backend, int num_threads) {
+  if (num_threads < 1) {
+    return absl::InvalidArgumentError(Message("num_threads is ", num_threads, ", want 1 or more"));
+  }
+  try {
+    return std::unique_ptr<Matmul>(new Matmul(std::make_unique<Primitives>(backend), num_threads));
+  } catch (const dnnl::error& error) {
+    return absl::InternalError(Message("oneDNN: ", error.what()));
+  }
+}
+
+Matmul::Matmul(std::unique_ptr<Primitives> primitives, int num_threads)
+    : primitives_(std::move(primitives)), num_threads_(num_threads) {}
+Matmul::~Matmul() = default;
+
+int64_t Matmul::device_bytes() const { return primitives_->scratchpad_bytes(); }
+
+int64_t Matmul::PaddedTokens(int64_t tokens) {
+  if (tokens <= kMaxSmallTokens) return tokens;
+  return (tokens + kTokenStep - 1) / kTokenStep * kTokenStep;
+}
+
+absl::Status Matmul::Run(const MatmulArgs& args) {
+  HW_CHECK(args.out_stride >= args.rows);
+  if (args.tokens == 0 || args.rows == 0) return absl::OkStatus();
+  if (args.tokens <= kMaxSmallTokens) {
+    RunSmall(args);
+    return absl::OkStatus();
+  }
+  omp_set_num_threads(num_threads_);  // the setting is the calling thread's
+  return primitives_->Run(args, PaddedTokens(args.tokens));
+}
+
+void Matmul::RunSmall(const MatmulArgs& args) const {
+  if (num_threads_ == 1) return SmallMatmul(args);
+  // Shares of whole blocks of rows, so that rows are summed as on one thread.
+  const int64_t share = (args.rows / num_threads_ + 8) / 8 * 8;
+#pragma omp parallel for num_threads(num_threads_) schedule(static, 1)
+  for (int thread = 0; thread < num_threads_; ++thread) {
+    const int64_t first = std::min(thread * share, args.rows);
+    MatmulArgs part = args;
+    part.weights += first * args.cols;
+    part.rows = std::min(share, args.rows - first);
+    part.out += first;
+    SmallMatmul(part);
+  }
+}
+
+}  // namespace heavywater

@@ -1,0 +1,115 @@
+#include "worker/model/vector_ops.h"
+
+#include <cmath>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "worker/model/vector_ops.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// After highway.h.
+#include "hwy/contrib/math/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heavywater {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+
+// Calls body(d, i) for each whole vector, then body(one lane, i) for the rest.
+template <class Body>
+HWY_INLINE void ForEachVector(int64_t size, const Body& body) {
+  const D d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= size; i += lanes) body(d, i);
+  const hn::CappedTag<float, 1> one;
+  for (; i < size; ++i) body(one, i);
+}
+
+float SumOfSquares(const float* x, int64_t size) {
+  const D d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto sum0 = hn::Zero(d);
+  auto sum1 = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + 2 * lanes <= size; i += 2 * lanes) {
+    const auto a = hn::LoadU(d, x + i);
+    const auto b = hn::LoadU(d, x + i + lanes);
+    sum0 = hn::MulAdd(a, a, sum0);
+    sum1 = hn::MulAdd(b, b, sum1);
+  }
+  float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
+  for (; i < size; ++i) sum += x[i] * x[i];
+  return sum;
+}
+
+void RmsNormKernel(const float* x, const float* weight, float epsilon, int64_t size, float* out) {
+  const float mean = SumOfSquares(x, size) / static_cast<float>(size);
+  const float factor = 1.0f / std::sqrt(mean + epsilon);
+  ForEachVector(size, [&](auto d, int64_t i) HWY_ATTR {
+    const auto scaled = hn::Mul(hn::LoadU(d, x + i), hn::Set(d, factor));
+    hn::StoreU(hn::Mul(scaled, hn::LoadU(d, weight + i)), d, out + i);
+  });
+}
+
+void SiluMultiplyKernel(const float* gate, const float* up, int64_t size, float* out) {
+  ForEachVector(size, [&](auto d, int64_t i) HWY_ATTR {
+    const auto g = hn::LoadU(d, gate + i);
+    // exp(-g) overflows float32 below -88, where silu is 0 to all digits; a
+    // quotient by infinity is not used, so that no NaN can come of it.
+    const auto bounded = hn::Min(hn::Neg(g), hn::Set(d, 88.0f));
+    const auto silu = hn::Div(g, hn::Add(hn::Set(d, 1.0f), hn::Exp(d, bounded)));
+    hn::StoreU(hn::Mul(silu, hn::LoadU(d, up + i)), d, out + i);
+  });
+}
+
+void AddToKernel(const float* x, int64_t size, float* sum) {
+  ForEachVector(size, [&](auto d, int64_t i) HWY_ATTR {
+    hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::LoadU(d, x + i)), d, sum + i);
+  });
+}
+
+void RotateHalvesKernel(const float* x, const float* cosines, const float* sines, int64_t half,
+                        float* out) {
+  ForEachVector(half, [&](auto d, int64_t i) HWY_ATTR {
+    const auto first = hn::LoadU(d, x + i);
+    const auto second = hn::LoadU(d, x + half + i);
+    const auto cosine = hn::LoadU(d, cosines + i);
+    const auto sine = hn::LoadU(d, sines + i);
+    hn::StoreU(hn::Sub(hn::Mul(first, cosine), hn::Mul(second, sine)), d, out + i);
+    hn::StoreU(hn::Add(hn::Mul(second, cosine), hn::Mul(first, sine)), d, out + half + i);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace heavywater
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace heavywater {
+
+HWY_EXPORT(RmsNormKernel);
+HWY_EXPORT(SiluMultiplyKernel);
+HWY_EXPORT(AddToKernel);
+HWY_EXPORT(RotateHalvesKernel);
+
+void RmsNorm(const float* x, const float* weight, float epsilon, int64_t size, float* out) {
+  HWY_DYNAMIC_DISPATCH(RmsNormKernel)(x, weight, epsilon, size, out);
+}
+
+void SiluMultiply(const float* gate, const float* up, int64_t size, float* out) {
+  HWY_DYNAMIC_DISPATCH(SiluMultiplyKernel)(gate, up, size, out);
+}
+
+void AddTo(const float* x, int64_t size, float* sum) {
+  HWY_DYNAMIC_DISPATCH(AddToKernel)(x, size, sum);
+}
+
+void RotateHalves(const float* x, const float* cosines, const float* sines, int64_t half,
+                  float* out) {
+  HWY_DYNAMIC_DISPATCH(RotateHalvesKernel)(x, cosines, sines, half, out);
+}
+
+}  // namespace heavywater
+#endif  // HWY_ONCE
