@@ -1,0 +1,219 @@
+#include "client/cpp/client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <random>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/crc32c.h"
+#include "cache_service/base/status.h"
+#include "client/cpp/rpc_status.h"
+
+namespace heavywater {
+namespace {
+
+absl::Status NotConnected(const char* field) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("this call needs ClientOptions::", field, ", which was not given"));
+}
+
+void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout) {
+  context.set_deadline(std::chrono::system_clock::now() + timeout);
+}
+
+// Tells a replay of one mutation from another mutation.
+std::string NewRequestId() {
+  std::random_device random;
+  return absl::StrCat(absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8),
+                      absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8));
+}
+
+// Reads a stream to its end, handing each message to `take`.
+template <typename Message, typename Take>
+absl::Status Drain(grpc::ClientReaderInterface<Message>& reader, const Take& take) {
+  Message message;
+  absl::Status taken;
+  // Read on after an error of ours: a stream must be drained to be finished.
+  while (reader.Read(&message)) {
+    if (taken.ok()) taken = take(message);
+  }
+  HW_RETURN_IF_ERROR(FromGrpc(reader.Finish()));
+  return taken;
+}
+
+absl::Status CheckRows(const v1::ReadResponse& response) {
+  const uint32_t actual = Crc32c(std::as_bytes(std::span(response.rows())));
+  if (actual == response.crc32c()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("rows from position ", response.first_position(),
+                                          " have CRC32C ", actual, ", want ", response.crc32c()));
+}
+
+void Append(ModelDescription& model, v1::GetModelResponse& response) {
+  if (response.has_model()) model.info = std::move(*response.mutable_model());
+  for (v1::Piece& piece : *response.mutable_pieces()) model.pieces.push_back(std::move(piece));
+  for (std::string& merge : *response.mutable_merges()) model.merges.push_back(std::move(merge));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& options) {
+  if (options.worker_address.empty() && options.cache_address.empty()) {
+    return absl::InvalidArgumentError(
+        "ClientOptions has neither worker_address nor cache_address, want one or both");
+  }
+  const auto channel = [](const std::string& address) {
+    return grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+  };
+  std::unique_ptr<GenerationStub> generation;
+  std::unique_ptr<SequenceStub> sequences;
+  std::unique_ptr<PageStoreStub> pages;
+  if (!options.worker_address.empty()) {
+    generation = v1::GenerationService::NewStub(channel(options.worker_address));
+  }
+  if (!options.cache_address.empty()) {
+    const auto cache = channel(options.cache_address);
+    sequences = v1::SequenceService::NewStub(cache);
+    pages = v1::PageStoreService::NewStub(cache);
+  }
+  return std::make_unique<Client>(
+      std::move(generation), std::move(sequences), std::move(pages), options.timeout,
+      [](std::chrono::milliseconds backoff) { std::this_thread::sleep_for(backoff); });
+}
+
+Client::Client(std::unique_ptr<GenerationStub> generation, std::unique_ptr<SequenceStub> sequences,
+               std::unique_ptr<PageStoreStub> pages, std::chrono::milliseconds timeout,
+               Sleeper sleep)
+    : generation_(std::move(generation)),
+      sequences_(std::move(sequences)),
+      pages_(std::move(pages)),
+      timeout_(timeout),
+      sleep_(std::move(sleep)) {}
+
+absl::StatusOr<std::unique_ptr<Generation>> Client::Generate(const v1::GenerateRequest& request) {
+  if (generation_ == nullptr) return NotConnected("worker_address");
+  auto context = std::make_unique<grpc::ClientContext>();
+  auto reader = generation_->Generate(context.get(), request);
+  return std::make_unique<Generation>(std::move(context), std::move(reader));
+}
+
+absl::StatusOr<v1::GenerateSummary> Client::Generate(
+    const v1::GenerateRequest& request,
+    const std::function<bool(const v1::GenerateResponse&)>& on_token) {
+  HW_ASSIGN_OR_RETURN(auto generation, Generate(request));
+  while (true) {
+    HW_ASSIGN_OR_RETURN(auto token, generation->Next());
+    if (!token.has_value()) return generation->Summary();
+    if (!on_token(*token)) return absl::CancelledError("cancelled by the caller");
+  }
+}
+
+absl::StatusOr<ModelDescription> Client::GetModel() {
+  if (generation_ == nullptr) return NotConnected("worker_address");
+  return ReadWithRetries(sleep_, [this]() -> absl::StatusOr<ModelDescription> {
+    grpc::ClientContext context;
+    SetDeadline(context, timeout_);
+    ModelDescription model;
+    const auto reader = generation_->GetModel(&context, v1::GetModelRequest());
+    HW_RETURN_IF_ERROR(Drain(*reader, [&model](v1::GetModelResponse& response) {
+      Append(model, response);
+      return absl::OkStatus();
+    }));
+    return model;
+  });
+}
+
+absl::StatusOr<v1::OpenSequenceResponse> Client::Open(const v1::OpenSequenceRequest& request) {
+  if (sequences_ == nullptr) return NotConnected("cache_address");
+  v1::OpenSequenceRequest identified = request;
+  if (identified.request_id().empty()) identified.set_request_id(NewRequestId());
+  grpc::ClientContext context;
+  SetDeadline(context, timeout_);
+  v1::OpenSequenceResponse response;
+  HW_RETURN_IF_ERROR(FromGrpc(sequences_->Open(&context, identified, &response)));
+  return response;
+}
+
+absl::StatusOr<v1::Sequence> Client::Get(uint64_t sequence_id) {
+  if (sequences_ == nullptr) return NotConnected("cache_address");
+  v1::GetSequenceRequest request;
+  request.set_sequence_id(sequence_id);
+  return ReadWithRetries(sleep_, [&]() -> absl::StatusOr<v1::Sequence> {
+    grpc::ClientContext context;
+    SetDeadline(context, timeout_);
+    v1::Sequence sequence;
+    HW_RETURN_IF_ERROR(FromGrpc(sequences_->Get(&context, request, &sequence)));
+    return sequence;
+  });
+}
+
+absl::StatusOr<std::vector<v1::Sequence>> Client::List(const std::string& group) {
+  if (sequences_ == nullptr) return NotConnected("cache_address");
+  v1::ListSequencesRequest request;
+  request.set_group(group);
+  const auto read_page = [&]() -> absl::StatusOr<v1::ListSequencesResponse> {
+    grpc::ClientContext context;
+    SetDeadline(context, timeout_);
+    v1::ListSequencesResponse page;
+    HW_RETURN_IF_ERROR(FromGrpc(sequences_->List(&context, request, &page)));
+    return page;
+  };
+  std::vector<v1::Sequence> sequences;
+  do {
+    HW_ASSIGN_OR_RETURN(v1::ListSequencesResponse page, ReadWithRetries(sleep_, read_page));
+    for (v1::Sequence& sequence : *page.mutable_sequences()) {
+      sequences.push_back(std::move(sequence));
+    }
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  return sequences;
+}
+
+absl::Status Client::Close(uint64_t sequence_id) {
+  if (sequences_ == nullptr) return NotConnected("cache_address");
+  v1::CloseSequenceRequest request;
+  request.set_sequence_id(sequence_id);
+  request.set_request_id(NewRequestId());
+  grpc::ClientContext context;
+  SetDeadline(context, timeout_);
+  v1::CloseSequenceResponse response;
+  return FromGrpc(sequences_->Close(&context, request, &response));
+}
+
+absl::StatusOr<std::vector<v1::SequenceSet>> Client::GetSets(uint64_t sequence_id,
+                                                             const std::vector<int>& layers) {
+  if (sequences_ == nullptr) return NotConnected("cache_address");
+  v1::GetSetsRequest request;
+  request.set_sequence_id(sequence_id);
+  request.mutable_layers()->Assign(layers.begin(), layers.end());
+  return ReadWithRetries(sleep_, [&]() -> absl::StatusOr<std::vector<v1::SequenceSet>> {
+    grpc::ClientContext context;
+    SetDeadline(context, timeout_);
+    std::vector<v1::SequenceSet> sets;
+    const auto reader = sequences_->GetSets(&context, request);
+    HW_RETURN_IF_ERROR(Drain(*reader, [&sets](v1::SequenceSet& set) {
+      sets.push_back(std::move(set));
+      return absl::OkStatus();
+    }));
+    return sets;
+  });
+}
+
+absl::StatusOr<std::string> Client::Read(const v1::ReadRequest& request) {
+  if (pages_ == nullptr) return NotConnected("cache_address");
+  return ReadWithRetries(sleep_, [&]() -> absl::StatusOr<std::string> {
+    grpc::ClientContext context;
+    SetDeadline(context, timeout_);
+    std::string rows;
+    const auto reader = pages_->Read(&context, request);
+    HW_RETURN_IF_ERROR(Drain(*reader, [&rows](v1::ReadResponse& response) {
+      rows.append(response.rows());
+      return CheckRows(response);
+    }));
+    return rows;
+  });
+}
+
+}  // namespace heavywater

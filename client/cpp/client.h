@@ -1,0 +1,87 @@
+// A thin client of Heavywater: one method per call of the API, the same names as
+// in Python. Requests and responses are the API's messages.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/generation.h"
+#include "client/cpp/read_retry.h"
+#include "heavywater/v1/generation.grpc.pb.h"
+#include "heavywater/v1/page_store.grpc.pb.h"
+#include "heavywater/v1/sequence.grpc.pb.h"
+
+namespace heavywater {
+
+struct ClientOptions {
+  std::string worker_address = "";            // rank 0 of a worker group, host:port
+  std::string cache_address = "";             // the cache service, host:port
+  std::chrono::milliseconds timeout{30'000};  // of every call but Generate
+};
+
+// What the server tells of its model: enough to tokenise and to chat.
+struct ModelDescription {
+  v1::ModelInfo info;
+  std::vector<v1::Piece> pieces;    // by id
+  std::vector<std::string> merges;  // by rank, "left right"
+};
+
+// Threads may share a client. Reads are repeated while a server is UNAVAILABLE;
+// nothing that changes something is ever repeated. Calls whose address was not
+// given are FAILED_PRECONDITION.
+class Client {
+ public:
+  using GenerationStub = v1::GenerationService::StubInterface;
+  using SequenceStub = v1::SequenceService::StubInterface;
+  using PageStoreStub = v1::PageStoreService::StubInterface;
+
+  // Connects lazily: an address where nobody listens fails at the first call.
+  // INVALID_ARGUMENT when neither address is given.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
+
+  // With stubs of the caller's, for tests; any may be null.
+  Client(std::unique_ptr<GenerationStub> generation, std::unique_ptr<SequenceStub> sequences,
+         std::unique_ptr<PageStoreStub> pages, std::chrono::milliseconds timeout, Sleeper sleep);
+
+  // Continues a prompt. The call is cancelled when the Generation goes first.
+  absl::StatusOr<std::unique_ptr<Generation>> Generate(const v1::GenerateRequest& request);
+
+  // Likewise, calling `on_token` for each token until the end; it returns false
+  // to cancel, and the status is then CANCELLED.
+  absl::StatusOr<v1::GenerateSummary> Generate(
+      const v1::GenerateRequest& request,
+      const std::function<bool(const v1::GenerateResponse&)>& on_token);
+
+  absl::StatusOr<ModelDescription> GetModel();
+
+  // Registers a sequence, which rank 0 does for every Generate.
+  absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request);
+  absl::StatusOr<v1::Sequence> Get(uint64_t sequence_id);
+  // All sequences (of a group), without tokens.
+  absl::StatusOr<std::vector<v1::Sequence>> List(const std::string& group = "");
+  // Ends the sequence's lease and frees its pages.
+  absl::Status Close(uint64_t sequence_id);
+
+  // Heavy, recent, sink and demoted positions; `layers` empty = all.
+  absl::StatusOr<std::vector<v1::SequenceSet>> GetSets(uint64_t sequence_id,
+                                                       const std::vector<int>& layers = {});
+
+  // Rows of one page (K, then V of each position), every chunk's checksum
+  // verified: DATA_LOSS when one does not match.
+  absl::StatusOr<std::string> Read(const v1::ReadRequest& request);
+
+ private:
+  std::unique_ptr<GenerationStub> generation_;
+  std::unique_ptr<SequenceStub> sequences_;
+  std::unique_ptr<PageStoreStub> pages_;
+  std::chrono::milliseconds timeout_;
+  Sleeper sleep_;
+};
+
+}  // namespace heavywater

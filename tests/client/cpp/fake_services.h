@@ -1,0 +1,148 @@
+// Services that answer the client in tests, over a real channel in this process.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cache_service/base/crc32c.h"
+#include "heavywater/v1/generation.grpc.pb.h"
+#include "heavywater/v1/page_store.grpc.pb.h"
+#include "heavywater/v1/sequence.grpc.pb.h"
+
+namespace heavywater {
+
+// Says "t0 t1 t2 ..." and a summary; goes on for ever when asked for more than
+// kEndless tokens, until the call is cancelled.
+class FakeGeneration final : public v1::GenerationService::Service {
+ public:
+  static constexpr int kEndless = 1'000'000;
+
+  grpc::Status Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
+                        grpc::ServerWriter<v1::GenerateResponse>* writer) override {
+    if (request->text().empty()) {
+      return {grpc::StatusCode::INVALID_ARGUMENT, "text is empty, want text or tokens"};
+    }
+    for (int i = 0; i < request->max_new_tokens(); ++i) {
+      v1::GenerateResponse response;
+      if (i == 0) response.set_sequence_id(7);
+      response.set_index(i);
+      response.set_text("t" + std::to_string(i) + " ");
+      if (!writer->Write(response) || context->IsCancelled()) {
+        cancelled = true;
+        return grpc::Status::CANCELLED;
+      }
+    }
+    v1::GenerateResponse last;
+    last.mutable_summary()->set_finish_reason("length");
+    last.mutable_summary()->set_new_tokens(request->max_new_tokens());
+    writer->Write(last);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GetModel(grpc::ServerContext*, const v1::GetModelRequest*,
+                        grpc::ServerWriter<v1::GetModelResponse>* writer) override {
+    v1::GetModelResponse first;
+    first.mutable_model()->set_name("tiny");
+    first.mutable_model()->set_vocab_size(3);
+    writer->Write(first);
+    for (const char* piece : {"a", "b", "ab"}) {
+      v1::GetModelResponse part;
+      part.add_pieces()->set_text(piece);
+      writer->Write(part);
+    }
+    v1::GetModelResponse merges;
+    merges.add_merges("a b");
+    writer->Write(merges);
+    return grpc::Status::OK;
+  }
+
+  std::atomic<bool> cancelled = false;
+};
+
+// Knows the sequences 0 .. num_sequences - 1; fails its first `failures` calls
+// with UNAVAILABLE.
+class FakeSequences final : public v1::SequenceService::Service {
+ public:
+  explicit FakeSequences(int num_sequences) : num_sequences_(num_sequences) {}
+
+  grpc::Status Open(grpc::ServerContext*, const v1::OpenSequenceRequest* request,
+                    v1::OpenSequenceResponse* response) override {
+    if (Fails()) return {grpc::StatusCode::UNAVAILABLE, "draining"};
+    request_ids.push_back(request->request_id());
+    response->set_sequence_id(num_sequences_);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Get(grpc::ServerContext*, const v1::GetSequenceRequest* request,
+                   v1::Sequence* sequence) override {
+    if (Fails()) return {grpc::StatusCode::UNAVAILABLE, "draining"};
+    if (request->sequence_id() >= static_cast<uint64_t>(num_sequences_)) {
+      return {grpc::StatusCode::NOT_FOUND, "no such sequence"};
+    }
+    sequence->set_sequence_id(request->sequence_id());
+    return grpc::Status::OK;
+  }
+
+  // Two sequences a page; the token is the next id.
+  grpc::Status List(grpc::ServerContext*, const v1::ListSequencesRequest* request,
+                    v1::ListSequencesResponse* response) override {
+    const int first = request->page_token().empty() ? 0 : std::stoi(request->page_token());
+    const int last = std::min(first + 2, num_sequences_);
+    for (int id = first; id < last; ++id) response->add_sequences()->set_sequence_id(id);
+    if (last < num_sequences_) response->set_next_page_token(std::to_string(last));
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Close(grpc::ServerContext*, const v1::CloseSequenceRequest* request,
+                     v1::CloseSequenceResponse*) override {
+    if (Fails()) return {grpc::StatusCode::UNAVAILABLE, "draining"};
+    request_ids.push_back(request->request_id());
+    return grpc::Status::OK;
+  }
+
+  grpc::Status GetSets(grpc::ServerContext*, const v1::GetSetsRequest* request,
+                       grpc::ServerWriter<v1::SequenceSet>* writer) override {
+    for (const int layer : request->layers()) {
+      // Breaks off after the first message, so that a repeat must start anew.
+      v1::SequenceSet set;
+      set.set_layer(layer);
+      writer->Write(set);
+      if (Fails()) return {grpc::StatusCode::UNAVAILABLE, "draining"};
+    }
+    return grpc::Status::OK;
+  }
+
+  int calls = 0;
+  int failures = 0;
+  std::vector<std::string> request_ids;
+
+ private:
+  bool Fails() { return calls++ < failures; }
+
+  const int num_sequences_;
+};
+
+// Gives two chunks of rows, the second with a wrong checksum when `corrupt`.
+class FakePages final : public v1::PageStoreService::Service {
+ public:
+  grpc::Status Read(grpc::ServerContext*, const v1::ReadRequest*,
+                    grpc::ServerWriter<v1::ReadResponse>* writer) override {
+    for (const char* rows : {"first", "second"}) {
+      v1::ReadResponse response;
+      response.set_rows(rows);
+      response.set_crc32c(Crc32c(std::as_bytes(std::span(response.rows()))));
+      if (corrupt && rows[0] == 's') response.set_crc32c(response.crc32c() ^ 1);
+      writer->Write(response);
+    }
+    return grpc::Status::OK;
+  }
+
+  bool corrupt = false;
+};
+
+}  // namespace heavywater
