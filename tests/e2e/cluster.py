@@ -1,0 +1,222 @@
+"""Real processes for end-to-end tests: one cache service, the ranks of one group.
+
+Every process listens on a port that the system picks, prints it, and is ended by
+its own process id.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from heavywater.v1 import (
+    admin_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    group_pb2_grpc,
+    page_store_pb2_grpc,
+    sequence_pb2_grpc,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("HEAVYWATER_BIN", ROOT / "build/release/bin"))
+START_S = 60.0
+
+
+class Process:
+    """A server of the project, its output kept for error messages."""
+
+    def __init__(self, binary: str, flags: Mapping[str, object], log: Path) -> None:
+        command = [str(BIN / binary), *(f"--{name}={_text(value)}" for name, value in flags.items())]
+        self.log = log
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._log_file = log.open("w")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._log_file, text=True, env=environment
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_for_line(self, prefix: str, timeout_s: float = START_S) -> str:
+        """The rest of the first line on standard output that begins with `prefix`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.01, deadline - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"no line '{prefix}' within {timeout_s} s\n{self.tail()}") from None
+            if line is None:
+                raise RuntimeError(f"ended before the line '{prefix}'\n{self.tail()}")
+            if line.startswith(prefix):
+                return line.removeprefix(prefix).strip()
+
+    def tail(self) -> str:
+        self._log_file.flush()
+        return self.log.read_text()[-4000:]
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(timeout=10)
+
+    def terminate(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM, then the exit code."""
+        if self.alive():
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=timeout_s)
+
+    def close(self) -> None:
+        if self.alive():
+            try:
+                self.terminate()
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._log_file.close()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Cluster:
+    """One cache service (unless `cache` is None) and `size` ranks."""
+
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        cache: Mapping[str, object] | None,
+        worker: Mapping[str, object],
+        per_rank: Mapping[int, Mapping[str, object]] | None = None,
+        worker_binary: str = "heavywater-worker",
+    ) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.cache: Process | None = None
+        self.cache_address = ""
+        self.workers: list[Process] = []
+        self._channels: list[grpc.Channel] = []
+        try:
+            if cache is not None:
+                self._start_cache(cache)
+            self._start_workers(size, worker, per_rank or {}, worker_binary)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_cache(self, flags: Mapping[str, object]) -> None:
+        merged = {"listen_address": "127.0.0.1:0", "metrics_address": "", "host_bytes": 1 << 30, **flags}
+        self.cache = Process("heavywater-cache", merged, self.folder / "cache.log")
+        self.cache_address = self.cache.wait_for_line("listening on ")
+
+    def _start_workers(
+        self,
+        size: int,
+        worker: Mapping[str, object],
+        per_rank: Mapping[int, Mapping[str, object]],
+        binary: str,
+    ) -> None:
+        common = {
+            "group": "e2e",
+            "size": size,
+            "model": os.environ["HEAVYWATER_MODEL"],
+            "listen_address": "127.0.0.1:0",
+            "cache_address": self.cache_address,
+            **worker,
+        }
+        for rank in range(size):
+            flags = {**common, "rank": rank, **per_rank.get(rank, {})}
+            self.workers.append(Process(binary, flags, self.folder / f"rank{rank}.log"))
+        self.worker_address = self.workers[0].wait_for_line("listening on ")
+        self.wait_ready(self.worker_address)
+
+    def wait_ready(self, address: str, timeout_s: float = START_S) -> None:
+        stub = health_pb2_grpc.HealthStub(self.channel(address))
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                answer = stub.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=2)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            except grpc.RpcError:
+                pass
+            dead = [p for p in self.workers if not p.alive()]
+            if dead or time.monotonic() > deadline:
+                logs = "\n".join(f"--- {p.log.name}\n{p.tail()}" for p in self.workers)
+                raise RuntimeError(f"the group at {address} is not ready\n{logs}")
+            time.sleep(0.1)
+
+    def channel(self, address: str) -> grpc.Channel:
+        channel = grpc.insecure_channel(address)
+        self._channels.append(channel)
+        return channel
+
+    @property
+    def generation(self) -> generation_pb2_grpc.GenerationServiceStub:
+        return generation_pb2_grpc.GenerationServiceStub(self.channel(self.worker_address))
+
+    @property
+    def sequences(self) -> sequence_pb2_grpc.SequenceServiceStub:
+        return sequence_pb2_grpc.SequenceServiceStub(self.channel(self.cache_address))
+
+    @property
+    def pages(self) -> page_store_pb2_grpc.PageStoreServiceStub:
+        return page_store_pb2_grpc.PageStoreServiceStub(self.channel(self.cache_address))
+
+    @property
+    def groups(self) -> group_pb2_grpc.GroupServiceStub:
+        return group_pb2_grpc.GroupServiceStub(self.channel(self.cache_address))
+
+    @property
+    def admin(self) -> admin_pb2_grpc.AdminServiceStub:
+        return admin_pb2_grpc.AdminServiceStub(self.channel(self.cache_address))
+
+    def generate(self, **fields: object) -> list[generation_pb2.GenerateResponse]:
+        """All messages of one Generate; the last carries the summary."""
+        request = generation_pb2.GenerateRequest(**fields)
+        return list(self.generation.Generate(request, timeout=300))
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        for process in [*self.workers, *([self.cache] if self.cache else [])]:
+            process.close()
+
+
+@contextmanager
+def cluster(folder: Path, size: int = 1, **kwargs: object) -> Iterator[Cluster]:
+    started = Cluster(folder, size, **{"cache": {}, "worker": {}, **kwargs})  # type: ignore[arg-type]
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def token_ids(messages: list[generation_pb2.GenerateResponse]) -> list[int]:
+    return [m.token for m in messages if m.HasField("index")]
+
+
+def summary(messages: list[generation_pb2.GenerateResponse]) -> generation_pb2.GenerateSummary:
+    assert messages[-1].HasField("summary")
+    return messages[-1].summary

@@ -1,0 +1,64 @@
+"""The cache service may die: generations neither stop nor change."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from cluster import cluster, summary, token_ids
+from heavywater.v1 import generation_pb2
+
+
+def test_killing_the_cache_service_changes_no_token(folder: Path, long_prompt: list[int]) -> None:
+    request = generation_pb2.GenerateRequest(tokens=long_prompt, max_new_tokens=96, ignore_eos=True)
+    with cluster(folder, 3) as group:
+        undisturbed = token_ids(list(group.generation.Generate(request, timeout=300)))
+        disturbed = []
+        for message in group.generation.Generate(request, timeout=300):
+            if message.HasField("index"):
+                disturbed.append(message.token)
+            if len(disturbed) == 8 and group.cache is not None and group.cache.alive():
+                group.cache.kill()
+        assert disturbed == undisturbed
+        assert all(worker.alive() for worker in group.workers)
+        with pytest.raises(grpc.RpcError) as refused:
+            group.generate(tokens=long_prompt, max_new_tokens=1)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_full_slab_stops_the_sequence_and_names_need_and_limit(folder: Path, long_prompt: list[int]) -> None:
+    # A page of this model is 64 KiB at 16 bits; a prompt of 5 pages needs 450 of them.
+    with cluster(folder, 1, cache={"host_bytes": 8 << 20}, worker={"on_host_full": "stop"}) as group:
+        with pytest.raises(grpc.RpcError) as refused:
+            group.generate(tokens=long_prompt, max_new_tokens=4)
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        short = group.generate(tokens=long_prompt[:16], max_new_tokens=4, ignore_eos=True)
+        assert len(token_ids(short)) == 4
+
+
+def test_a_full_slab_may_count_positions_as_dropped_instead(folder: Path, long_prompt: list[int]) -> None:
+    policy = {"heavy_tokens": 64, "recent_tokens": 64}
+    with cluster(folder, 1, cache={"host_bytes": 8 << 20}, worker={"on_host_full": "drop"}) as group:
+        messages = group.generate(tokens=long_prompt, max_new_tokens=8, ignore_eos=True, policy=policy)
+    counts = summary(messages).counts
+    assert len(token_ids(messages)) == 8
+    assert counts.tokens_dropped > 0
+    total = counts.tokens_resident + counts.tokens_demoted + counts.tokens_dropped
+    assert total == pytest.approx(counts.tokens_seen)
+
+
+def test_sigterm_ends_every_process_with_code_0_even_with_an_open_stream(
+    folder: Path, long_prompt: list[int]
+) -> None:
+    request = generation_pb2.GenerateRequest(tokens=long_prompt[:64], max_new_tokens=4000, ignore_eos=True)
+    with cluster(folder, 3, worker={"drain_ms": 1000}, cache={"drain_ms": 1000}) as group:
+        stream = group.generation.Generate(request, timeout=300)
+        next(stream)
+        started = time.monotonic()
+        assert group.workers[0].terminate() == 0
+        assert [worker.terminate() for worker in group.workers[1:]] == [0, 0]
+        assert group.cache is not None
+        assert group.cache.terminate() == 0
+        assert time.monotonic() - started < 30
