@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -86,13 +87,21 @@ def measure(
         raise RuntimeError(f"{row.name}: {result.totals.positions} steps, want {len(window.targets)}")
     result.device_bytes = generation.summary.device_bytes_peak
     result.full_cache_bytes = generation.summary.full_cache_bytes
-    _leave(client, generation.sequence_id, result, read_sets)
+    if client.has_cache:
+        if read_sets:
+            result.sets = sets_of_plan(client, generation.sequence_id, generation.summary.plan)
+        client.close(generation.sequence_id)  # frees its pages
     return result
 
 
-def _leave(client: Client, sequence_id: int, result: Measurement, read_sets: bool) -> None:
-    """Reads what the cache service knows, then frees the sequence's pages there."""
-    if client.has_cache:
-        if read_sets:
-            result.sets = list(client.get_sets(sequence_id))
-        client.close(sequence_id)
+def sets_of_plan(client: Client, sequence_id: int, plan: int, timeout_s: float = 10.0) -> list[SequenceSet]:
+    """The sets after a plan. Ranks report behind their steps: waits until all have."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        sets = list(client.get_sets(sequence_id))
+        if sets and all(one.plan >= plan for one in sets):
+            return sets
+        if time.monotonic() > deadline_s:
+            reported = min((one.plan for one in sets), default=0)
+            raise RuntimeError(f"sequence {sequence_id}: plan {reported} is reported, want {plan}")
+        time.sleep(0.05)

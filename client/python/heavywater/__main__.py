@@ -1,0 +1,5 @@
+"""python -m heavywater"""
+
+from heavywater.cli.app import main
+
+main()

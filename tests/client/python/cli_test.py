@@ -1,0 +1,117 @@
+"""The `heavywater` command as a user runs it: a process, its output, its exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from client_fakes import FakeServers
+from heavywater import __version__
+
+
+def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "heavywater", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+
+
+def run_json(*arguments: str) -> dict[str, object]:
+    """The one JSON object on standard output; anything else there fails."""
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_version_is_printed() -> None:
+    assert run("--version").stdout == f"heavywater {__version__}\n"
+
+
+def test_generate_prints_the_text_and_describes_the_run_apart_from_it(servers: FakeServers) -> None:
+    done = run("generate", "abc", "-n", "4", "--address", servers.address)
+    assert done.returncode == 0
+    assert done.stdout == "bcde\n"
+    assert "sequence 42" in done.stderr
+
+
+def test_generate_json_is_one_object(servers: FakeServers) -> None:
+    figures = run_json("generate", "abc", "-n", "4", "--address", servers.address)
+    assert figures["text"] == "bcde"
+    assert figures["finish_reason"] == "length"
+
+
+def test_generate_reads_a_file_or_standard_input(servers: FakeServers, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("from a file")
+    assert run("generate", "--file", str(file), "--address", servers.address).returncode == 0
+    assert run("generate", "-", "--address", servers.address, stdin="from stdin").returncode == 0
+    assert [request.text for request in servers.worker.requests] == ["from a file", "from stdin"]
+
+
+def test_generate_chat_sends_the_rendered_template(servers: FakeServers) -> None:
+    run("generate", "hi", "--chat", "--system", "be kind", "--address", servers.address)
+    assert servers.worker.requests[0].text == (
+        "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_generate_asks_for_the_budget_in_equal_halves(servers: FakeServers) -> None:
+    run("generate", "hi", "--budget", "0.4", "--policy", "h2o", "--address", servers.address)
+    policy = servers.worker.requests[0].policy
+    assert (policy.policy, policy.heavy_ratio, policy.recent_ratio) == ("h2o", 0.2, 0.2)
+
+
+@pytest.mark.parametrize("arguments", [[], ["text", "--file", "x"]])
+def test_generate_wants_one_input(arguments: list[str]) -> None:
+    done = run("generate", *arguments)
+    assert done.returncode == 1
+    assert done.stderr == "error: give a text or --file, one of them\n"
+
+
+def test_a_server_that_is_not_there_is_one_line_of_error() -> None:
+    done = run("generate", "hi", "--address", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: UNAVAILABLE")
+    assert "Traceback" not in done.stderr
+
+
+def test_inspect_shows_the_text_the_counts_and_the_heaviest_tokens(servers: FakeServers) -> None:
+    done = run("inspect", "42", "--cache", servers.address, "--address", servers.address)
+    assert done.returncode == 0, done.stderr
+    assert "abcdefghijklmnopqrst" in done.stdout
+    assert "sinks 1" in done.stdout
+    assert "heavy 2" in done.stdout
+    assert "'d'" in done.stdout
+
+
+def test_inspect_json_gives_the_sets_of_each_layer(servers: FakeServers) -> None:
+    figures = run_json("inspect", "42", "--cache", servers.address, "--address", servers.address)
+    assert figures["counts"] == pytest.approx({"sinks": 1, "recent": 2, "heavy": 2, "demoted": 15, "dropped": 0})
+    assert [one["heavy"] for one in figures["sets"]] == [[3, 5], [3, 6]]
+    first = figures["heaviest"][0]
+    assert (first["position"], first["token"], first["heavy_share"], first["score"]) == (3, "d", 1.0, 4.0)
+
+
+def test_inspect_of_one_layer_shows_that_layer_alone(servers: FakeServers) -> None:
+    figures = run_json("inspect", "42", "--cache", servers.address, "--layer", "1")
+    assert [one["layer"] for one in figures["sets"]] == [1]
+    assert figures["heaviest"][1]["position"] == 6
+
+
+def test_eval_ppl_json_has_a_row_for_each_policy_scope_and_budget(servers: FakeServers, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("ab cd ef " * 20)
+    sizes = ["--offsets", "0,10", "--prompt", "20", "--continue", "5"]
+    rows = ["--policies", "h2o", "--scopes", "layer,kv_head", "--budgets", "0.5"]
+    figures = run_json("eval", "ppl", "--text", str(text), *sizes, *rows, "--address", servers.address)
+    names = ["policy", "scope", "budget", "recall", "recall_tokens"]
+    names += ["bytes_ratio", "ppl", "kl", "agree", "mass_kept"]
+    assert [list(row) for row in figures["rows"]] == [names] * 3
+    assert [(row["policy"], row["scope"], row["budget"]) for row in figures["rows"]] == [
+        ("full", None, None),
+        ("h2o", "layer", 0.5),
+        ("h2o", "kv_head", 0.5),
+    ]
+    assert figures["rows"][1]["bytes_ratio"] == 0.5
+    assert figures["rows"][1]["kl"] > 0

@@ -1,0 +1,218 @@
+"""Servers that answer the Python client in tests: real gRPC, no model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+from heavywater.crc32c import crc32c
+from heavywater.v1 import (
+    generation_pb2,
+    generation_pb2_grpc,
+    page_store_pb2,
+    page_store_pb2_grpc,
+    sequence_pb2,
+    sequence_pb2_grpc,
+)
+
+# A byte-level vocabulary: letters, digits, a space ("Ġ"), a newline ("Ċ"), two merges
+# and control tokens.
+CONTROL = ("<|im_start|>", "<|im_end|>")
+PIECES = (*CONTROL, *"abcdefghijklmnopqrstuvwxyz0123456789.,", "Ġ", "Ċ", "ab", "Ġab")
+MERGES = ("a b", "Ġ ab")
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 4
+
+
+def logits_of(policy: str, position: int) -> np.ndarray:
+    """[vocab] float32: the full cache's, or near them for a policy; both known to the tests."""
+    full = np.random.default_rng(position).normal(size=len(PIECES)).astype(np.float32)
+    if policy == "full":
+        return full
+    return full + np.random.default_rng(len(policy) + 1000 * position).normal(scale=0.1, size=len(full)).astype(
+        np.float32
+    )
+
+
+@dataclass
+class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
+    """Generates the token (position % vocab); counts what runs at once."""
+
+    requests: list[generation_pb2.GenerateRequest] = field(default_factory=list)
+    unavailable: int = 0  # calls of GetModel to refuse first
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def Generate(
+        self, request: generation_pb2.GenerateRequest, context: grpc.ServicerContext
+    ) -> Iterator[generation_pb2.GenerateResponse]:
+        self.requests.append(request)
+        if not request.text and not request.tokens:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "neither text nor tokens, want one")
+        context.add_callback(self.cancelled.set)
+        seen = len(request.tokens) or len(request.text)
+        count = len(request.forced_tokens) or request.max_new_tokens
+        budget = request.policy.heavy_tokens + request.policy.recent_tokens or seen
+        for index in range(count):
+            token = request.forced_tokens[index] if request.forced_tokens else (seen + index) % len(PIECES)
+            response = generation_pb2.GenerateResponse(
+                sequence_id=42 if index == 0 else 0, index=index, token=token, text=PIECES[token], device_bytes=budget
+            )
+            response.counts.tokens_seen = seen + index
+            response.counts.tokens_resident = budget
+            if request.return_logits:
+                response.logits = logits_of(request.policy.policy, seen + index).astype("<f4").tobytes()
+            yield response
+        summary = generation_pb2.GenerateSummary(
+            finish_reason="length",
+            prompt_tokens=seen,
+            new_tokens=count,
+            device_bytes_peak=budget,
+            full_cache_bytes=seen,
+            plan=3,
+        )
+        summary.budget.policy = request.policy.policy or "snapkv_h2o"
+        yield generation_pb2.GenerateResponse(summary=summary)
+
+    def GetModel(
+        self, request: generation_pb2.GetModelRequest, context: grpc.ServicerContext
+    ) -> Iterator[generation_pb2.GetModelResponse]:
+        if self.unavailable > 0:
+            self.unavailable -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "starting")
+        info = generation_pb2.ModelInfo(
+            name="tiny",
+            vocab_size=len(PIECES),
+            tokenizer_model="gpt2",
+            pre_tokenizer="smollm",
+            eos_token=1,
+            chat_template=TEMPLATE,
+        )
+        yield generation_pb2.GetModelResponse(model=info)
+        for piece in PIECES:  # one a message: a client must join them
+            kind = 3 if piece in CONTROL else 1
+            yield generation_pb2.GetModelResponse(pieces=[generation_pb2.Piece(text=piece.encode(), type=kind)])
+        yield generation_pb2.GetModelResponse(merges=MERGES)
+
+
+def make_sets(layers: list[int], seen: int = 20) -> list[sequence_pb2.SequenceSet]:
+    """Per layer: sink 0, heavy 3 and 5 + layer, the last two recent, the rest demoted."""
+    sets = []
+    for layer in layers:
+        heavy = [3, 5 + layer]
+        resident = {0, *heavy, seen - 2, seen - 1}
+        demoted = [bound for p in range(seen) if p not in resident for bound in (p, p + 1)]
+        scores = [9.0, 4.0, 2.0 + layer, 1.0, 0.5]
+        sets.append(
+            sequence_pb2.SequenceSet(
+                layer=layer,
+                kv_head=-1,
+                plan=3,
+                tokens_seen=seen,
+                sinks=[0],
+                heavy=heavy,
+                recent=[seen - 2, seen - 1],
+                demoted_ranges=demoted,
+                scores=scores,
+            )
+        )
+    return sets
+
+
+@dataclass
+class FakeCache(sequence_pb2_grpc.SequenceServiceServicer, page_store_pb2_grpc.PageStoreServiceServicer):
+    """Knows every sequence; fails its first `unavailable` calls."""
+
+    unavailable: int = 0
+    calls: int = 0
+    corrupt: bool = False
+    closed: list[int] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
+
+    def _refuse(self, context: grpc.ServicerContext) -> None:
+        self.calls += 1
+        if self.unavailable > 0:
+            self.unavailable -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+
+    def Open(
+        self, request: sequence_pb2.OpenSequenceRequest, context: grpc.ServicerContext
+    ) -> sequence_pb2.OpenSequenceResponse:
+        self._refuse(context)
+        self.opened.append(request.request_id)
+        return sequence_pb2.OpenSequenceResponse(sequence_id=1)
+
+    def Get(self, request: sequence_pb2.GetSequenceRequest, context: grpc.ServicerContext) -> sequence_pb2.Sequence:
+        self._refuse(context)
+        sequence = sequence_pb2.Sequence(sequence_id=request.sequence_id, tokens=range(2, 22))
+        sequence.fingerprint.dtype = "fp32"
+        sequence.fingerprint.head_dim = HEAD_DIM
+        sequence.budget.policy, sequence.budget.scope = "snapkv_h2o", "layer"
+        return sequence
+
+    def List(
+        self, request: sequence_pb2.ListSequencesRequest, context: grpc.ServicerContext
+    ) -> sequence_pb2.ListSequencesResponse:
+        first = int(request.page_token or 0)
+        page = sequence_pb2.ListSequencesResponse(next_page_token=str(first + 2) if first + 2 < 5 else "")
+        page.sequences.extend(sequence_pb2.Sequence(sequence_id=i) for i in range(first, min(first + 2, 5)))
+        return page
+
+    def Close(
+        self, request: sequence_pb2.CloseSequenceRequest, context: grpc.ServicerContext
+    ) -> sequence_pb2.CloseSequenceResponse:
+        self._refuse(context)
+        self.closed.append(request.sequence_id)
+        return sequence_pb2.CloseSequenceResponse()
+
+    def GetSets(
+        self, request: sequence_pb2.GetSetsRequest, context: grpc.ServicerContext
+    ) -> Iterator[sequence_pb2.SequenceSet]:
+        for one in make_sets(list(request.layers) or list(range(LAYERS))):
+            yield one
+            self._refuse(context)  # breaks off in the middle
+
+    def Read(
+        self, request: page_store_pb2.ReadRequest, context: grpc.ServicerContext
+    ) -> Iterator[page_store_pb2.ReadResponse]:
+        for position in range(request.first_position, request.first_position + request.num_positions):
+            rows = kv_row(position).tobytes()
+            yield page_store_pb2.ReadResponse(
+                first_position=position, rows=rows, crc32c=crc32c(rows) ^ int(self.corrupt)
+            )
+
+
+def kv_row(position: int) -> np.ndarray:
+    """[2, HEAD_DIM]: K, then V."""
+    return (np.arange(2 * HEAD_DIM, dtype="<f4") + 100 * position).reshape(2, HEAD_DIM)
+
+
+@dataclass
+class FakeServers:
+    """Both, on one port."""
+
+    worker: FakeWorker
+    cache: FakeCache
+    address: str
+
+
+@contextmanager
+def fake_servers() -> Iterator[FakeServers]:
+    server = grpc.server(ThreadPoolExecutor(16))
+    worker, cache = FakeWorker(), FakeCache()
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(worker, server)
+    sequence_pb2_grpc.add_SequenceServiceServicer_to_server(cache, server)
+    page_store_pb2_grpc.add_PageStoreServiceServicer_to_server(cache, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield FakeServers(worker, cache, f"127.0.0.1:{port}")
+    finally:
+        server.stop(None).wait()

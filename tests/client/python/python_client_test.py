@@ -1,0 +1,141 @@
+"""The Python client against servers that answer as the API says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from client_fakes import HEAD_DIM, PIECES, FakeServers, kv_row, logits_of
+from heavywater import Client, HeavywaterError, PolicyOptions
+from heavywater.retry import BACKOFFS_S
+from heavywater.sets import expand_ranges
+from heavywater.v1 import sequence_pb2
+
+
+def test_generate_streams_tokens_and_ends_with_the_summary(client: Client) -> None:
+    with client.generate([2, 3, 4], max_new_tokens=4) as generation:
+        with pytest.raises(RuntimeError, match="last message"):
+            _ = generation.summary
+        tokens = list(generation)
+    assert [token.token for token in tokens] == [3, 4, 5, 6]
+    assert [token.index for token in tokens] == [0, 1, 2, 3]
+    assert "".join(token.text for token in tokens) == "".join(PIECES[3:7])
+    assert generation.sequence_id == 42
+    assert generation.summary.finish_reason == "length"
+
+
+def test_generate_sends_what_it_was_given(client: Client, servers: FakeServers) -> None:
+    policy = PolicyOptions(policy="h2o", heavy_tokens=5, recent_tokens=3)
+    generation = client.generate(
+        "abc", max_new_tokens=1, policy=policy, temperature=0.5, seed=9, ignore_eos=True, tenant="t"
+    )
+    generation.text()
+    (request,) = servers.worker.requests
+    assert request.text == "abc"
+    assert not request.tokens
+    assert request.policy == policy
+    assert (request.sampling.temperature, request.sampling.seed) == (0.5, 9)
+    assert request.ignore_eos
+    assert request.tenant == "t"
+
+
+def test_logits_arrive_as_an_array_of_the_vocabulary(client: Client) -> None:
+    (token,) = client.generate([2, 3], forced_tokens=[7], return_logits=True, policy=PolicyOptions(policy="full"))
+    assert token.token == 7
+    np.testing.assert_array_equal(token.logits, logits_of("full", 2))
+
+
+def test_logits_are_none_when_not_asked_for(client: Client) -> None:
+    (token,) = client.generate([2, 3], max_new_tokens=1)
+    assert token.logits is None
+
+
+def test_leaving_a_generation_early_cancels_the_call(client: Client, servers: FakeServers) -> None:
+    with client.generate([2], max_new_tokens=10_000_000) as generation:
+        next(iter(generation))
+    assert servers.worker.cancelled.wait(timeout=5)
+
+
+def test_a_refused_call_raises_the_servers_code_and_words(client: Client) -> None:
+    with pytest.raises(HeavywaterError, match="want one") as caught:
+        client.generate("", max_new_tokens=1).text()
+    assert caught.value.code == "INVALID_ARGUMENT"
+
+
+def test_reads_are_repeated_while_the_server_is_unavailable(
+    client: Client, servers: FakeServers, sleeps: list[float]
+) -> None:
+    servers.cache.unavailable = 2
+    assert client.get(5).sequence_id == 5
+    assert sleeps == list(BACKOFFS_S[:2])
+
+
+def test_a_read_gives_up_after_its_backoffs(client: Client, servers: FakeServers) -> None:
+    servers.cache.unavailable = 100
+    with pytest.raises(HeavywaterError, match="draining"):
+        client.get(5)
+    assert servers.cache.calls == len(BACKOFFS_S) + 1
+
+
+def test_mutations_are_never_repeated(client: Client, servers: FakeServers, sleeps: list[float]) -> None:
+    servers.cache.unavailable = 100
+    for mutate in (lambda: client.close(1), lambda: client.open(sequence_pb2.OpenSequenceRequest())):
+        with pytest.raises(HeavywaterError):
+            mutate()
+    assert servers.cache.calls == 2
+    assert sleeps == []
+
+
+def test_open_adds_a_request_id_only_when_there_is_none(client: Client, servers: FakeServers) -> None:
+    client.open(sequence_pb2.OpenSequenceRequest(request_id="mine"))
+    client.open(sequence_pb2.OpenSequenceRequest())
+    assert servers.cache.opened[0] == "mine"
+    assert len(servers.cache.opened[1]) == 32
+
+
+def test_a_stream_that_broke_off_is_read_again_from_its_start(client: Client, servers: FakeServers) -> None:
+    servers.cache.unavailable = 1
+    assert [one.layer for one in client.get_sets(1)] == [0, 1]
+
+
+def test_get_sets_are_disjoint_and_hold_all_positions(client: Client) -> None:
+    for one in client.get_sets(1, layers=[1]):
+        assert one.layer == 1
+        together = np.concatenate([one.resident, one.demoted, one.dropped])
+        assert sorted(together) == list(range(one.tokens_seen))
+        assert len(one.scores) == len(one.resident)
+
+
+def test_list_follows_the_pages(client: Client) -> None:
+    assert [sequence.sequence_id for sequence in client.list()] == [0, 1, 2, 3, 4]
+
+
+def test_read_returns_keys_and_values_of_each_position(client: Client) -> None:
+    keys, values = client.read(client.get(1), layer=0, kv_head=0, first_position=3, num_positions=2)
+    assert keys.shape == values.shape == (2, HEAD_DIM)
+    np.testing.assert_array_equal(keys[1], kv_row(4)[0])
+    np.testing.assert_array_equal(values[0], kv_row(3)[1])
+
+
+def test_read_is_data_loss_when_a_checksum_does_not_match(client: Client, servers: FakeServers) -> None:
+    servers.cache.corrupt = True
+    with pytest.raises(HeavywaterError) as caught:
+        client.read(client.get(1), layer=0, kv_head=0, first_position=0, num_positions=1)
+    assert caught.value.code == "DATA_LOSS"
+
+
+def test_a_call_without_its_address_names_it() -> None:
+    with Client(worker="127.0.0.1:1") as client, pytest.raises(ValueError, match="cache"):
+        client.get(1)
+
+
+def test_a_server_that_is_not_there_is_unavailable() -> None:
+    with Client(worker="127.0.0.1:1", sleep=lambda _: None) as client, pytest.raises(HeavywaterError) as caught:
+        client.get_model()
+    assert caught.value.code == "UNAVAILABLE"
+
+
+def test_ranges_expand_to_positions() -> None:
+    assert expand_ranges([2, 4, 7, 8]).tolist() == [2, 3, 7]
+    assert expand_ranges([]).tolist() == []
+    with pytest.raises(ValueError, match="3 bounds"):
+        expand_ranges([1, 2, 3])
