@@ -89,9 +89,19 @@ class LiveText:
         *complete, self._open_line = (self._open_line + token.text).split("\n")
         for line in complete:
             self._print(line)
+        # A paragraph without newlines would outgrow the screen: complete rows move up.
+        while len(self._open_line) > self._console.width:
+            row, self._open_line = _split_row(self._open_line, self._console.width)
+            self._print(row)
 
     def _print(self, line: str) -> None:
         self._console.print(Text(line))
 
     def _render(self) -> RenderableType:
         return Group(Text(self._open_line), Text(self.figures.line(), style="reverse"))
+
+
+def _split_row(line: str, width: int) -> tuple[str, str]:
+    """The row that fits, broken at its last space, and the rest."""
+    space = line.rfind(" ", 1, width + 1)
+    return (line[:space], line[space + 1 :]) if space > 0 else (line[:width], line[width:])
