@@ -35,6 +35,13 @@ absl::Status Agreement::CheckStatus(int64_t field, const absl::Status& own) cons
   return absl::OkStatus();
 }
 
+bool Agreement::AnyOk(int64_t field) const {
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (Get(field, rank) == 0) return true;
+  }
+  return false;
+}
+
 absl::Status Annotate(const absl::Status& status, const std::string& what) {
   return absl::Status(status.code(), absl::StrCat(what, ": ", status.message()));
 }

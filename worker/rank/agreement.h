@@ -34,10 +34,12 @@ class Agreement {
   // A field of status codes: the first rank that is not OK. Its own rank returns
   // `own`, the others the same code naming the rank.
   absl::Status CheckStatus(int64_t field, const absl::Status& own) const;
+  // Whether the status of any rank is OK.
+  bool AnyOk(int64_t field) const;
 
  private:
-  const int rank_;
-  const int world_size_;
+  int rank_;
+  int world_size_;
   std::vector<int64_t> entries_;  // [num_fields][world_size]
 };
 

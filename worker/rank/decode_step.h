@@ -13,6 +13,9 @@
 
 namespace heavywater {
 
+struct ActiveItem;
+class StepExchange;
+
 // New tokens of one sequence. More than one: a multi-token append (a second
 // turn); each query sees the residents and the append's earlier tokens, and
 // what is too much goes at the plan after it.
@@ -62,26 +65,29 @@ class DecodeStep {
   DeviceSpan<const float> logits(int item) const;
 
  private:
-  struct Item;
-
-  absl::Status Admit(const StepDescriptor& descriptor);
+  absl::Status Check(const StepDescriptor& descriptor) const;
+  void Admit();
+  absl::Status AdmitItem(ActiveItem& item);
+  absl::Status RunLayers();
   absl::Status RunLayer(int layer);
   absl::Status AppendKv(int layer);
   absl::Status Attend(int layer);
-  absl::Status FillReduceBuffer();
-  absl::Status CheckAgreement();
-  absl::Status Plan(Item& item);
+  absl::Status Finish(ActiveItem& item);
+  absl::Status Undo(ActiveItem& item);
+  void UndoAll(const absl::Status& reason);
   absl::Status ComputeLogits();
-  void Undo(Item& item);
+  absl::Status GatherLastHidden(DeviceSpan<float> to);
+  int64_t num_tokens() const { return static_cast<int64_t>(descriptor_.tokens.size()); }
 
   RankCache& cache_;
   Model& model_;
+  std::unique_ptr<StepExchange> exchange_;
   StepDescriptor descriptor_;
-  std::vector<Item> items_;
+  std::vector<ActiveItem> items_;
   std::vector<absl::Status> item_status_;
-  std::vector<Position> row_positions_;  // [num_tokens]
-  DeviceSpan<float> logits_;
-  std::vector<int64_t> logits_begin_;  // [num_items] first row
+  std::vector<Position> positions_;  // [num_tokens]
+  int64_t extra_logits_rows_ = 0;    // beyond one for each item
+  DeviceSpan<const float> logits_;
 };
 
 }  // namespace heavywater

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,7 +16,7 @@
 
 namespace heavywater {
 
-struct PromptLayer;  // one layer's whole KV and its votes, prompt_layer.h
+class PromptLayer;
 
 // Runs in pieces, so that other sequences' steps run in between:
 //
@@ -67,9 +68,11 @@ class PromptPass {
   PromptPass(RankCache& cache, Model& model, SequenceCache& sequence, SequenceId id,
              std::vector<int32_t> tokens);
   absl::Status Allocate();
+  absl::Status Embed(Position first, int64_t count);
   absl::Status ChunkThroughLayer(Position first, int64_t count);
-  absl::Status AttendChunk(Position first, int64_t count);
-  absl::Status CompleteLayer();
+  absl::Status CollectSums();
+  absl::Status CheckAgreement(std::span<const int64_t> sums);
+  DeviceSpan<float> Hidden(int64_t first, int64_t count) const;
 
   RankCache& cache_;
   Model& model_;
@@ -78,9 +81,9 @@ class PromptPass {
   const std::vector<int32_t> tokens_;
   int layer_ = 0;
   int64_t chunk_begin_ = 0;
-  absl::Status local_status_;  // this rank's, told to the others at the reduce
-  DeviceBuffer hidden_;        // [num_tokens][hidden_size]
-  std::unique_ptr<PromptLayer> whole_;
+  absl::Status local_status_;           // this rank's, told to the others at the reduce
+  DeviceBuffer hidden_;                 // [num_tokens][hidden_size]
+  std::unique_ptr<PromptLayer> whole_;  // null once done
 };
 
 }  // namespace heavywater

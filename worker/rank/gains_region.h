@@ -1,0 +1,39 @@
+// Where the scores of one sequence lie in the buffer that ranks reduce.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "worker/backend/device_buffer.h"
+#include "worker/cache/kv_layout.h"
+#include "worker/policy/policy.h"
+#include "worker/rank/sequence_memory.h"
+
+namespace heavywater {
+
+// [num_layers][sets.rows()][used] from `begin`.
+struct GainsRegion {
+  SetLayout sets;
+  int64_t begin = 0;
+  int num_layers = 0;
+  int64_t used = 0;  // slots per row
+
+  int64_t size() const { return num_layers * sets.rows() * used; }
+  int64_t end() const { return begin + size(); }
+
+  // This rank's rows of a layer: [own_sets][used], as CollectGains writes and
+  // AddScores reads them.
+  DeviceSpan<int64_t> Own(DeviceSpan<int64_t> buffer, int layer) const {
+    return buffer.Sub(begin + (int64_t{layer} * sets.rows() + sets.first_own) * used,
+                      sets.own_sets * used);
+  }
+};
+
+// Every softmax sums to 1, so the reduced gains of a row must sum to (its query
+// heads) x (queries). FAILED_PRECONDITION naming layer, got and wanted: the
+// contribution of some rank is missing or wrong. `buffer` is the reduced one.
+absl::Status CheckMass(const KvShape& shape, Scope scope, const GainsRegion& region,
+                       int64_t queries, int first_layer, std::span<const int64_t> buffer);
+
+}  // namespace heavywater

@@ -1,0 +1,144 @@
+#include "worker/rank/host_pages.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cache_service/base/status.h"
+
+namespace heavywater {
+namespace {
+
+PageGeometry GeometryOf(const KvShape& shape) {
+  return {.num_layers = shape.num_layers,
+          .num_kv_heads = shape.total_kv_heads,
+          .page_tokens = shape.page_tokens,
+          .row_bytes = shape.row_bytes()};
+}
+
+// Appends [begin, end), joined to the last range where they touch.
+void AddRange(int64_t begin, int64_t end, std::vector<PositionRange>& ranges) {
+  if (begin >= end) return;
+  if (!ranges.empty() && ranges.back().end == begin) {
+    ranges.back().end = static_cast<Position>(end);
+    return;
+  }
+  ranges.push_back({static_cast<Position>(begin), static_cast<Position>(end)});
+}
+
+}  // namespace
+
+absl::StatusOr<HostPages> HostPages::Open(const RankCacheOptions& options, HostTier* tier,
+                                          SequenceId sequence,
+                                          const SequenceOptions& sequence_options) {
+  HostPages pages;
+  pages.geometry_ = GeometryOf(options.shape);
+  pages.heads_ = {options.shape.first_kv_head, options.shape.num_kv_heads};
+  pages.sequence_ = sequence;
+  pages.on_host_full_ = sequence_options.on_host_full;
+  pages.reserve_ahead_tokens_ = options.reserve_ahead_tokens;
+  pages.max_tokens_ = sequence_options.max_tokens;
+  if (tier == nullptr) return pages;
+  if (options.rank % options.ranks_per_kv_head() != 0) {
+    pages.role_ = Role::kOtherRank;
+    return pages;
+  }
+  HW_RETURN_IF_ERROR(tier->OpenSequence(sequence, pages.geometry_, pages.heads_));
+  pages.role_ = Role::kWriter;
+  pages.tier_ = tier;
+  HW_RETURN_IF_ERROR(pages.ReservePrompt(sequence_options.prompt_tokens));
+  return pages;
+}
+
+HostPages& HostPages::operator=(HostPages&& other) noexcept {
+  if (this == &other) return *this;
+  Close();
+  role_ = std::exchange(other.role_, Role::kNoTier);
+  tier_ = std::exchange(other.tier_, nullptr);
+  sequence_ = other.sequence_;
+  on_host_full_ = other.on_host_full_;
+  geometry_ = other.geometry_;
+  heads_ = other.heads_;
+  reserve_ahead_tokens_ = other.reserve_ahead_tokens_;
+  max_tokens_ = other.max_tokens_;
+  backed_ = std::move(other.backed_);
+  next_attempt_page_ = other.next_attempt_page_;
+  return *this;
+}
+
+void HostPages::Close() {
+  if (tier_ != nullptr) tier_->CloseSequence(sequence_);
+  tier_ = nullptr;
+}
+
+absl::Status HostPages::Reserve(int64_t end_page) {
+  const int64_t first = static_cast<int64_t>(backed_.size());
+  if (first >= end_page) return absl::OkStatus();
+  HW_RETURN_IF_ERROR(tier_->Reserve(sequence_, first, end_page - first));
+  backed_.resize(end_page, true);
+  return absl::OkStatus();
+}
+
+absl::Status HostPages::ReservePrompt(int64_t prompt_tokens) {
+  const int64_t ahead = std::min(prompt_tokens + reserve_ahead_tokens_, max_tokens_);
+  if (Reserve(geometry_.PagesFor(ahead)).ok()) return absl::OkStatus();
+  return Reserve(geometry_.PagesFor(prompt_tokens));
+}
+
+absl::Status HostPages::Prepare(int64_t begin, int64_t end) {
+  if (role_ != Role::kWriter) return absl::OkStatus();
+  const int64_t needed_pages = geometry_.PagesFor(end);
+  const int64_t known_pages = static_cast<int64_t>(backed_.size());
+  const bool is_needed = needed_pages > known_pages;
+  const int64_t ahead =
+      geometry_.PagesFor(std::max(std::min(end + reserve_ahead_tokens_, max_tokens_), end));
+  if (ahead <= known_pages) return absl::OkStatus();
+  if (!is_needed && geometry_.PageOf(end) < next_attempt_page_) return absl::OkStatus();
+  if (Reserve(ahead).ok()) return absl::OkStatus();
+
+  // Not so often again: a call may wait for the network.
+  next_attempt_page_ = geometry_.PageOf(end) + 1;
+  if (!is_needed) return absl::OkStatus();
+  const absl::Status status = Reserve(needed_pages);
+  if (status.ok()) return status;
+  if (absl::IsResourceExhausted(status) && on_host_full_ == OnHostFull::kStop) return status;
+  backed_.resize(needed_pages, false);
+  return absl::OkStatus();
+}
+
+void HostPages::FillRows(int layer, int64_t begin, int64_t end, std::span<HostRow> rows) const {
+  if (role_ != Role::kWriter) return;
+  for (int64_t position = begin; position < end;) {
+    const int64_t page = geometry_.PageOf(position);
+    const int64_t page_end = std::min(end, (page + 1) * geometry_.page_tokens);
+    for (int head = 0; head < heads_.count && backed_[page]; ++head) {
+      std::byte* memory = tier_->Page(sequence_, layer, heads_.first + head, page);
+      if (memory == nullptr) continue;
+      for (int64_t p = position; p < page_end; ++p) {
+        rows[(p - begin) * heads_.count + head].row =
+            memory + int64_t{geometry_.RowOf(p)} * geometry_.row_bytes;
+      }
+    }
+    position = page_end;
+  }
+}
+
+void HostPages::Publish(int64_t tokens) {
+  if (role_ == Role::kWriter) tier_->Publish(sequence_, tokens);
+}
+
+std::vector<PositionRange> HostPages::Unbacked(int64_t tokens) const {
+  std::vector<PositionRange> ranges;
+  if (role_ == Role::kNoTier) AddRange(0, tokens, ranges);
+  for (int64_t page = 0; page < static_cast<int64_t>(backed_.size()); ++page) {
+    const int64_t begin = page * geometry_.page_tokens;
+    if (!backed_[page]) AddRange(begin, std::min(begin + geometry_.page_tokens, tokens), ranges);
+  }
+  return ranges;
+}
+
+int64_t HostPages::reserved_bytes() const {
+  const int64_t pages = std::count(backed_.begin(), backed_.end(), true);
+  return pages * geometry_.num_layers * heads_.count * geometry_.page_bytes();
+}
+
+}  // namespace heavywater

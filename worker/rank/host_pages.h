@@ -1,0 +1,70 @@
+// Write-through: where the bytes of one sequence's positions go in host memory,
+// and which positions found no place.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cache_service/tier/host_tier.h"
+#include "worker/backend/backend.h"
+#include "worker/rank/plan_report.h"
+#include "worker/rank/rank_cache.h"
+#include "worker/rank/sequence_options.h"
+
+namespace heavywater {
+
+// A page has room from its first position on, or none at all.
+class HostPages {
+ public:
+  // Opens the sequence in the tier and reserves the prompt's pages (and
+  // reserve_ahead_tokens, if there is room). No tier: every position is
+  // unbacked. Ranks that share KV heads: the lowest of them writes, the others
+  // take its word.
+  static absl::StatusOr<HostPages> Open(const RankCacheOptions& options, HostTier* tier,
+                                        SequenceId sequence,
+                                        const SequenceOptions& sequence_options);
+  HostPages() = default;
+  HostPages(HostPages&& other) noexcept { *this = std::move(other); }
+  HostPages& operator=(HostPages&& other) noexcept;
+  ~HostPages() { Close(); }
+
+  bool writes() const { return role_ == Role::kWriter; }
+
+  // Before positions [begin, end) are written. Reserves ahead; what does not
+  // fit becomes unbacked, page by page, or (OnHostFull::kStop) RESOURCE_EXHAUSTED.
+  // A tier that cannot be reached never stops a sequence.
+  absl::Status Prepare(int64_t begin, int64_t end);
+
+  // Host rows of positions [begin, end) of one layer: rows[i * num_kv_heads + h].
+  void FillRows(int layer, int64_t begin, int64_t end, std::span<HostRow> rows) const;
+
+  // Every layer of positions below `tokens` is written.
+  void Publish(int64_t tokens);
+
+  // Of positions [0, tokens): those without a host row.
+  std::vector<PositionRange> Unbacked(int64_t tokens) const;
+  int64_t reserved_bytes() const;
+
+ private:
+  enum class Role { kNoTier, kOtherRank, kWriter };
+
+  absl::Status ReservePrompt(int64_t prompt_tokens);
+  absl::Status Reserve(int64_t end_page);
+  void Close();
+
+  Role role_ = Role::kNoTier;
+  HostTier* tier_ = nullptr;
+  SequenceId sequence_ = 0;
+  OnHostFull on_host_full_ = OnHostFull::kStop;
+  PageGeometry geometry_;
+  HeadRange heads_;
+  int64_t reserve_ahead_tokens_ = 0;
+  int64_t max_tokens_ = 0;
+  std::vector<bool> backed_;       // [pages decided so far]
+  int64_t next_attempt_page_ = 0;  // after a failure: not before this page is reached
+};
+
+}  // namespace heavywater

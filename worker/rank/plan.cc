@@ -1,0 +1,87 @@
+#include "worker/rank/plan.h"
+
+#include <vector>
+
+#include "cache_service/base/status.h"
+#include "worker/cache/device_bytes.h"
+#include "worker/rank/workspace.h"
+
+namespace heavywater {
+namespace {
+
+// By multiplication alone, so that every machine gets the same bits.
+double Power(double base, int64_t exponent) {
+  double result = 1;
+  for (; exponent > 0; exponent /= 2, base *= base) {
+    if (exponent % 2 == 1) result *= base;
+  }
+  return result;
+}
+
+absl::Status AddGains(RankCache& cache, SequenceCache& sequence, const GainsRegion& region,
+                      DeviceSpan<int64_t> buffer) {
+  const double decay = Power(sequence.options().policy.decay, sequence.queries_since_plan());
+  for (int layer = 0; layer < region.num_layers; ++layer) {
+    HW_RETURN_IF_ERROR(cache.backend().AddScores(sequence.View(layer), region.Own(buffer, layer),
+                                                 decay, cache.stream()));
+  }
+  return absl::OkStatus();
+}
+
+// masks: [num_layers][own_sets][used].
+absl::Status SelectAll(RankCache& cache, SequenceCache& sequence, DeviceSpan<uint8_t> masks) {
+  const Budget& budget = sequence.budget();
+  const int64_t per_layer = sequence.sets().own_sets * sequence.used();
+  for (int layer = 0; layer < cache.options().shape.num_layers; ++layer) {
+    const LayerView view = sequence.View(layer);
+    SelectParams params;
+    params.positions = view.positions;
+    params.scores = view.scores;
+    params.kept = masks.Sub(layer * per_layer, per_layer);
+    params.num_sets = view.num_sets;
+    params.stride = view.capacity;
+    params.count = view.used;
+    params.selection = {.budget_tokens = budget.budget_tokens,
+                        .sink_tokens = budget.sink_tokens,
+                        .recent_tokens = budget.recent_tokens,
+                        .tokens_seen = sequence.tokens_seen()};
+    HW_RETURN_IF_ERROR(cache.backend().Select(params, cache.stream()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Evict(RankCache& cache, SequenceCache& sequence) {
+  const int64_t used = sequence.used();
+  const int sets = sequence.sets().own_sets;
+  const int layers = cache.options().shape.num_layers;
+  HW_ASSIGN_OR_RETURN(const DeviceSpan<uint8_t> masks,
+                      cache.workspace().Masks(layers * sets * used));
+  HW_RETURN_IF_ERROR(SelectAll(cache, sequence, masks));
+  std::vector<uint8_t> kept(masks.size());
+  HW_RETURN_IF_ERROR(cache.backend().CopyToHost(std::as_writable_bytes(std::span(kept)),
+                                                DeviceBytes(masks), cache.stream()));
+  HW_RETURN_IF_ERROR(cache.backend().Synchronize(cache.stream()));
+  std::span<const uint8_t> rest(kept);
+  for (int layer = 0; layer < layers; ++layer) {
+    for (int set = 0; set < sets; ++set) {
+      HW_RETURN_IF_ERROR(sequence.ReleaseVictims(layer, set, rest.first(used)));
+      rest = rest.subspan(used);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunPlan(RankCache& cache, SequenceCache& sequence, const GainsRegion& region,
+                     DeviceSpan<int64_t> buffer) {
+  if (sequence.budget().uses_scores) {
+    HW_RETURN_IF_ERROR(AddGains(cache, sequence, region, buffer));
+  }
+  if (sequence.tokens_resident() > sequence.budget().budget_tokens) {
+    HW_RETURN_IF_ERROR(Evict(cache, sequence));
+  }
+  return sequence.FinishPlan();
+}
+
+}  // namespace heavywater

@@ -1,0 +1,193 @@
+#include "worker/rank/prompt_layer.h"
+
+#include <numeric>
+#include <utility>
+
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "worker/cache/device_bytes.h"
+#include "worker/rank/workspace.h"
+
+namespace heavywater {
+
+PromptLayer::PromptLayer(RankCache& cache, SequenceCache& sequence)
+    : cache_(cache), sequence_(sequence), num_tokens_(sequence.options().prompt_tokens) {
+  region_.sets = sequence.sets();
+  region_.begin = int64_t{kPromptFields} * cache.options().world_size;
+  region_.num_layers = 1;
+  region_.used = num_tokens_;
+}
+
+absl::StatusOr<std::unique_ptr<PromptLayer>> PromptLayer::Create(RankCache& cache,
+                                                                 SequenceCache& sequence) {
+  std::unique_ptr<PromptLayer> layer(new PromptLayer(cache, sequence));
+  HW_RETURN_IF_ERROR(layer->Allocate());
+  return layer;
+}
+
+absl::Status PromptLayer::Allocate() {
+  DeviceMemory& memory = cache_.mutable_memory();
+  const int64_t own = sequence_.sets().own_sets * num_tokens_;
+  HW_ASSIGN_OR_RETURN(
+      kv_, LayerStorage::CreateWhole(cache_.options().shape, sequence_.sets().own_sets, num_tokens_,
+                                     memory, cache_.stream()));
+  const auto allocate = [&memory](int64_t bytes) {
+    return memory.Allocate(MemoryKind::kWorkspace, bytes);
+  };
+  HW_ASSIGN_OR_RETURN(sums_, allocate(region_.end() * int64_t{sizeof(int64_t)}));
+  HW_ASSIGN_OR_RETURN(votes_, allocate(own * int64_t{sizeof(int64_t)}));
+  HW_ASSIGN_OR_RETURN(mask_, allocate(own));
+  return absl::OkStatus();
+}
+
+LayerView PromptLayer::View(int64_t used) const {
+  LayerView view = kv_.View(cache_.options().shape);
+  view.used = used;
+  return view;
+}
+
+int64_t PromptLayer::ScoreFrom() const {
+  const Budget& budget = sequence_.budget();
+  switch (budget.prompt_scores) {
+    case PromptScores::kNone:
+      return num_tokens_;
+    case PromptScores::kWindow:
+      return num_tokens_ - budget.window;
+    case PromptScores::kAllQueries:
+      return 0;
+  }
+  return 0;
+}
+
+absl::Status PromptLayer::AppendAndAttend(int layer, Position first, int64_t count) {
+  const KvShape& shape = cache_.options().shape;
+  Workspace& workspace = cache_.workspace();
+  std::vector<int32_t> slots(region_.sets.own_sets * count);
+  for (int set = 0; set < region_.sets.own_sets; ++set) {
+    std::iota(slots.begin() + set * count, slots.begin() + (set + 1) * count, first);
+  }
+  std::vector<HostRow> host_rows;
+  if (sequence_.host_pages().writes()) {
+    host_rows.resize(count * shape.num_kv_heads);
+    sequence_.host_pages().FillRows(layer, first, first + count, host_rows);
+  }
+  AppendItem item;
+  item.layer = View(first + count);
+  item.num_tokens = count;
+  item.first_position = first;
+  item.slots = slots;
+  AppendParams append;
+  append.items = std::span(&item, 1);
+  append.keys = workspace.keys(count);
+  append.values = workspace.values(count);
+  append.host_rows = host_rows;
+  HW_RETURN_IF_ERROR(cache_.backend().Append(shape, append, cache_.stream()));
+
+  PromptParams attend;
+  attend.layer = View(first + count);
+  attend.num_tokens = count;
+  attend.first_position = first;
+  attend.score_from = static_cast<Position>(ScoreFrom());
+  attend.queries = workspace.queries(count);
+  attend.out = workspace.attention(count);
+  attend.scale = cache_.attention_scale();
+  return cache_.backend().AttendPrompt(shape, attend, cache_.stream());
+}
+
+absl::Status PromptLayer::CollectSums(std::span<const int64_t> agreement) {
+  HW_CHECK(static_cast<int64_t>(agreement.size()) == region_.begin);
+  Backend& backend = cache_.backend();
+  const DeviceSpan<int64_t> sums = sums_.As<int64_t>();
+  HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(sums), cache_.stream()));
+  HW_RETURN_IF_ERROR(backend.CopyToDevice(DeviceBytes(sums.Sub(0, region_.begin)),
+                                          std::as_bytes(agreement), cache_.stream()));
+  return backend.CollectGains(cache_.options().shape, View(num_tokens_), region_.Own(sums, 0),
+                              cache_.stream());
+}
+
+DeviceSpan<int64_t> PromptLayer::reduce_buffer() const {
+  const bool has_scores = sequence_.budget().prompt_scores != PromptScores::kNone;
+  const bool reduced = has_scores && region_.sets.reduced_sets > 0;
+  return sums_.As<int64_t>(0, reduced ? region_.end() : region_.begin);
+}
+
+absl::StatusOr<std::vector<int64_t>> PromptLayer::ReadSums() const {
+  std::vector<int64_t> sums(region_.end());
+  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(
+      std::as_writable_bytes(std::span(sums)), DeviceBytes(sums_.As<int64_t>()), cache_.stream()));
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
+  return sums;
+}
+
+absl::Status PromptLayer::CheckSums(int layer, std::span<const int64_t> sums) const {
+  return CheckMass(cache_.options().shape, sequence_.options().policy.scope, region_,
+                   num_tokens_ - ScoreFrom(), layer, sums);
+}
+
+// SnapKV pools the votes on the columns before the window; the window's own
+// columns do not compete. Other policies rank by the sums as they are.
+absl::StatusOr<DeviceSpan<int64_t>> PromptLayer::Ranking() {
+  const Budget& budget = sequence_.budget();
+  const DeviceSpan<int64_t> sums = region_.Own(sums_.As<int64_t>(), 0);
+  if (budget.prompt_scores != PromptScores::kWindow) return sums;
+  Backend& backend = cache_.backend();
+  const DeviceSpan<int64_t> votes = votes_.As<int64_t>();
+  HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(votes), cache_.stream()));
+  const int64_t before = num_tokens_ - budget.window;
+  for (int set = 0; set < region_.sets.own_sets && before > 0; ++set) {
+    const int64_t row = set * num_tokens_;
+    if (budget.pooling == Pooling::kNone) {
+      HW_RETURN_IF_ERROR(backend.CopyOnDevice(DeviceBytes(votes.Sub(row, before)),
+                                              DeviceBytes(sums.Sub(row, before)), cache_.stream()));
+    } else {
+      HW_RETURN_IF_ERROR(backend.PoolVotes(sums.Sub(row, before), votes.Sub(row, before), 1, before,
+                                           budget.pooling, budget.pool_kernel, cache_.stream()));
+    }
+  }
+  return votes;
+}
+
+absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept() {
+  const Budget& budget = sequence_.budget();
+  const int sets = region_.sets.own_sets;
+  const int64_t kept_per_set = PromptKept(budget, num_tokens_);
+  std::vector<Position> kept(sets * kept_per_set);
+  if (kept_per_set == num_tokens_) {
+    for (int set = 0; set < sets; ++set) {
+      std::iota(kept.begin() + set * num_tokens_, kept.begin() + (set + 1) * num_tokens_, 0);
+    }
+    return kept;
+  }
+  SelectParams params;
+  params.positions = View(num_tokens_).positions;
+  HW_ASSIGN_OR_RETURN(params.scores, Ranking());
+  params.kept = mask_.As<uint8_t>();
+  params.num_sets = sets;
+  params.stride = num_tokens_;
+  params.count = num_tokens_;
+  params.selection = {.budget_tokens = budget.prompt_budget_tokens,
+                      .sink_tokens = budget.sink_tokens,
+                      .recent_tokens = budget.prompt_recent_tokens,
+                      .tokens_seen = num_tokens_};
+  HW_RETURN_IF_ERROR(cache_.backend().Select(params, cache_.stream()));
+  std::vector<uint8_t> mask(sets * num_tokens_);
+  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(std::as_writable_bytes(std::span(mask)),
+                                                 DeviceBytes(params.kept), cache_.stream()));
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
+  auto next = kept.begin();
+  for (int64_t i = 0; i < sets * num_tokens_; ++i) {
+    if (mask[i] != 0) *next++ = static_cast<Position>(i % num_tokens_);
+  }
+  HW_CHECK(next == kept.end());
+  return kept;
+}
+
+absl::Status PromptLayer::Compress() {
+  HW_ASSIGN_OR_RETURN(const std::vector<Position> kept, ChooseKept());
+  const bool has_scores = sequence_.budget().prompt_scores != PromptScores::kNone;
+  const DeviceSpan<const int64_t> seeds =
+      has_scores ? region_.Own(sums_.As<int64_t>(), 0) : DeviceSpan<int64_t>();
+  return sequence_.AddPromptLayer(View(num_tokens_), kept, seeds);
+}
+
+}  // namespace heavywater

@@ -1,0 +1,62 @@
+// One layer of a running prompt: its whole KV, its votes, and the choice of what
+// the layer keeps. The same memory serves layer after layer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/cache/layer_storage.h"
+#include "worker/rank/gains_region.h"
+#include "worker/rank/rank_cache.h"
+#include "worker/rank/sequence_cache.h"
+
+namespace heavywater {
+
+class PromptLayer {
+ public:
+  // Within the sequence's reservation.
+  static absl::StatusOr<std::unique_ptr<PromptLayer>> Create(RankCache& cache,
+                                                             SequenceCache& sequence);
+
+  int64_t bytes() const { return kv_.bytes(); }
+
+  // K and V of positions [first, first + count) (their rows in the workspace),
+  // to slots and host pages; then attention of the same rows' queries, into the
+  // workspace's attention rows.
+  absl::Status AppendAndAttend(int layer, Position first, int64_t count);
+
+  // After the last chunk: this rank's column sums into the reduce buffer, behind
+  // `agreement` (kPromptFields).
+  absl::Status CollectSums(std::span<const int64_t> agreement);
+  DeviceSpan<int64_t> reduce_buffer() const;
+  // Host copy of all sums, the agreement's entries first.
+  absl::StatusOr<std::vector<int64_t>> ReadSums() const;
+  // FAILED_PRECONDITION when the sums are not those of every rank's queries.
+  absl::Status CheckSums(int layer, std::span<const int64_t> sums) const;
+
+  // Votes, selects, and moves the kept rows to the sequence's next layer.
+  absl::Status Compress();
+
+ private:
+  PromptLayer(RankCache& cache, SequenceCache& sequence);
+  absl::Status Allocate();
+  LayerView View(int64_t used) const;
+  int64_t ScoreFrom() const;
+  absl::StatusOr<DeviceSpan<int64_t>> Ranking();
+  absl::StatusOr<std::vector<Position>> ChooseKept();
+
+  RankCache& cache_;
+  SequenceCache& sequence_;
+  const int64_t num_tokens_;
+  GainsRegion region_;  // [rows][num_tokens] behind the agreement
+  LayerStorage kv_;     // slot == position
+  DeviceBuffer sums_;   // the agreement, then the region
+  DeviceBuffer votes_;  // [own_sets][num_tokens], what the choice ranks by
+  DeviceBuffer mask_;   // [own_sets][num_tokens]
+};
+
+}  // namespace heavywater

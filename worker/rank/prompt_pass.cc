@@ -1,0 +1,164 @@
+#include "worker/rank/prompt_pass.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "worker/cache/device_bytes.h"
+#include "worker/rank/agreement.h"
+#include "worker/rank/prompt_layer.h"
+#include "worker/rank/sequence_cache.h"
+#include "worker/rank/workspace.h"
+
+namespace heavywater {
+namespace {
+
+enum Field : int64_t { kStatus, kTokens, kHash };  // kPromptFields
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PromptPass>> PromptPass::Create(RankCache& cache, Model& model,
+                                                               SequenceId sequence,
+                                                               std::vector<int32_t> tokens) {
+  HW_CHECK(model.hidden_size() == cache.options().hidden_size);
+  HW_CHECK(model.vocab_size() == cache.options().vocab_size);
+  HW_ASSIGN_OR_RETURN(SequenceCache * found, cache.Find(sequence));
+  const int64_t want = found->options().prompt_tokens;
+  if (static_cast<int64_t>(tokens.size()) != want) {
+    return absl::InvalidArgumentError(absl::StrCat("prompt of sequence ", sequence, " has ",
+                                                   tokens.size(), " tokens, want ", want,
+                                                   " as opened"));
+  }
+  HW_RETURN_IF_ERROR(found->BeginPrompt());
+  std::unique_ptr<PromptPass> pass(
+      new PromptPass(cache, model, *found, sequence, std::move(tokens)));
+  HW_RETURN_IF_ERROR(pass->Allocate());
+  return pass;
+}
+
+PromptPass::PromptPass(RankCache& cache, Model& model, SequenceCache& sequence, SequenceId id,
+                       std::vector<int32_t> tokens)
+    : cache_(cache),
+      model_(model),
+      sequence_(sequence),
+      sequence_id_(id),
+      tokens_(std::move(tokens)) {}
+
+PromptPass::~PromptPass() = default;
+
+absl::Status PromptPass::Allocate() {
+  HW_ASSIGN_OR_RETURN(
+      hidden_, cache_.mutable_memory().Allocate(
+                   MemoryKind::kPromptHidden,
+                   num_tokens() * model_.hidden_size() * static_cast<int64_t>(sizeof(float))));
+  HW_ASSIGN_OR_RETURN(whole_, PromptLayer::Create(cache_, sequence_));
+  sequence_.NoteBytes(whole_->bytes());
+  return absl::OkStatus();
+}
+
+DeviceSpan<float> PromptPass::Hidden(int64_t first, int64_t count) const {
+  return hidden_.As<float>(first * model_.hidden_size() * static_cast<int64_t>(sizeof(float)),
+                           count * model_.hidden_size());
+}
+
+absl::Status PromptPass::RunChunk() {
+  HW_CHECK(!done() && !layer_complete());
+  const int64_t count =
+      std::min<int64_t>(cache_.options().max_step_tokens, num_tokens() - chunk_begin_);
+  const Position first = static_cast<Position>(chunk_begin_);
+  if (layer_ == 0) HW_RETURN_IF_ERROR(Embed(first, count));
+  HW_RETURN_IF_ERROR(ChunkThroughLayer(first, count));
+  chunk_begin_ += count;
+  return layer_complete() ? CollectSums() : absl::OkStatus();
+}
+
+absl::Status PromptPass::Embed(Position first, int64_t count) {
+  return model_.Embed(std::span(tokens_).subspan(first, count), Hidden(first, count),
+                      cache_.stream());
+}
+
+absl::Status PromptPass::ChunkThroughLayer(Position first, int64_t count) {
+  Workspace& workspace = cache_.workspace();
+  const int layer = static_cast<int>(layer_);
+  std::vector<Position> positions(count);
+  std::iota(positions.begin(), positions.end(), first);
+  HW_RETURN_IF_ERROR(model_.ComputeQkv(layer, Hidden(first, count), positions,
+                                       workspace.queries(count), workspace.keys(count),
+                                       workspace.values(count), cache_.stream()));
+  if (local_status_.ok()) local_status_ = whole_->AppendAndAttend(layer, first, count);
+  // A rank that has failed goes on with the model's collectives, so that its
+  // peers reach the reduce where it tells them.
+  return model_.FinishLayer(layer, workspace.attention(count), Hidden(first, count),
+                            cache_.stream());
+}
+
+absl::Status PromptPass::LayerBefore() {
+  while (!layer_complete()) HW_RETURN_IF_ERROR(RunChunk());
+  return absl::OkStatus();
+}
+
+absl::Status PromptPass::CollectSums() {
+  Agreement agreement(cache_.options().rank, cache_.options().world_size, kPromptFields);
+  agreement.Set(kStatus, static_cast<int64_t>(local_status_.code()));
+  agreement.Set(kTokens, num_tokens());
+  agreement.Set(kHash, static_cast<int64_t>(sequence_.hash().placement));
+  return whole_->CollectSums(agreement.entries());
+}
+
+DeviceSpan<int64_t> PromptPass::reduce_buffer() {
+  HW_CHECK(!done() && layer_complete());
+  return whole_->reduce_buffer();
+}
+
+absl::Status PromptPass::CheckAgreement(std::span<const int64_t> sums) {
+  Agreement agreement(cache_.options().rank, cache_.options().world_size, kPromptFields);
+  std::copy_n(sums.begin(), agreement.size(), agreement.entries().begin());
+  const std::string what = absl::StrCat("prompt of sequence ", sequence_id_, ": ");
+  HW_RETURN_IF_ERROR(agreement.CheckEqual(kTokens, what + "number of tokens"));
+  HW_RETURN_IF_ERROR(agreement.CheckStatus(kStatus, local_status_));
+  HW_RETURN_IF_ERROR(
+      agreement.CheckEqual(kHash, HashGroup(cache_.options(), sequence_.options().policy.scope),
+                           what + "hash of the layers so far"));
+  if (sequence_.budget().prompt_scores == PromptScores::kNone) return absl::OkStatus();
+  return whole_->CheckSums(static_cast<int>(layer_), sums);
+}
+
+absl::Status PromptPass::LayerAfter() {
+  HW_CHECK(!done() && layer_complete());
+  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> sums, whole_->ReadSums());
+  if (absl::Status status = CheckAgreement(sums); !status.ok()) {
+    sequence_.Break(status);
+    return status;
+  }
+  local_status_ = whole_->Compress();
+  if (!local_status_.ok()) sequence_.Break(local_status_);
+  sequence_.NoteBytes(whole_->bytes());
+  ++layer_;
+  chunk_begin_ = 0;
+  if (!done()) return absl::OkStatus();
+  whole_.reset();
+  if (local_status_.ok()) sequence_.FinishPrompt();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceSpan<const float>> PromptPass::ComputeLogits() {
+  HW_CHECK(done());
+  HW_ASSIGN_OR_RETURN(const DeviceSpan<float> logits, cache_.workspace().Logits(1));
+  HW_RETURN_IF_ERROR(model_.ComputeLogits(Hidden(num_tokens() - 1, 1), logits, cache_.stream()));
+  HW_RETURN_IF_ERROR(local_status_);
+  return DeviceSpan<const float>(logits);
+}
+
+absl::StatusOr<DeviceSpan<const float>> PromptPass::Run(Communicator& communicator) {
+  while (!done()) {
+    HW_RETURN_IF_ERROR(LayerBefore());
+    HW_RETURN_IF_ERROR(communicator.AllReduceSum(reduce_buffer(), cache_.stream()));
+    HW_RETURN_IF_ERROR(LayerAfter());
+  }
+  return ComputeLogits();
+}
+
+}  // namespace heavywater

@@ -1,0 +1,188 @@
+#include "worker/rank/sequence_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "worker/cache/device_bytes.h"
+
+namespace heavywater {
+
+SequenceCache::SequenceCache(const RankCacheOptions& rank, SequenceId id,
+                             const SequenceOptions& options, DeviceMemory& memory, Stream& stream)
+    : rank_(rank),
+      id_(id),
+      options_(options),
+      memory_(memory),
+      stream_(stream),
+      sets_(SetLayoutOf(rank, options.policy.scope)) {}
+
+absl::StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Create(
+    const RankCacheOptions& options, SequenceId id, const SequenceOptions& sequence,
+    DeviceMemory& memory, Stream& stream, HostTier* tier) {
+  std::unique_ptr<SequenceCache> cache(new SequenceCache(options, id, sequence, memory, stream));
+  HW_ASSIGN_OR_RETURN(cache->budget_, ResolveBudget(sequence.policy, sequence.prompt_tokens));
+  cache->planned_capacity_ = SlotCapacity(options, cache->budget_, sequence);
+  const SequenceBytes bytes = BytesOf(options, cache->budget_, sequence, cache->planned_capacity_);
+  HW_ASSIGN_OR_RETURN(cache->reservation_,
+                      memory.Reserve(bytes.total(), absl::StrCat("sequence ", id)));
+  HW_ASSIGN_OR_RETURN(cache->host_pages_, HostPages::Open(options, tier, id, sequence));
+  return cache;
+}
+
+bool SequenceCache::PlanDue(int64_t num_tokens) const {
+  if (!budget_.bounded_decode || !prompt_done_) return false;
+  const int64_t interval = options_.policy.plan_interval_steps;
+  const int64_t since_prompt = tokens_seen_ - options_.prompt_tokens;
+  return (since_prompt + num_tokens) / interval > since_prompt / interval;
+}
+
+absl::Status SequenceCache::BeginPrompt() {
+  if (prompt_begun_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the prompt of sequence ", id_, " has begun already"));
+  }
+  prompt_begun_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status SequenceCache::AddPromptLayer(const LayerView& whole, std::span<const Position> kept,
+                                           DeviceSpan<const int64_t> seeds) {
+  const int64_t kept_per_set = static_cast<int64_t>(kept.size()) / sets_.own_sets;
+  const int64_t page = rank_.shape.page_tokens;
+  const int64_t capacity =
+      budget_.bounded_decode ? planned_capacity_ : (kept_per_set + page - 1) / page * page;
+  HW_ASSIGN_OR_RETURN(LayerStorage layer, LayerStorage::Create(rank_.shape, sets_.own_sets,
+                                                               capacity, memory_, stream_));
+  HW_RETURN_IF_ERROR(memory_.backend().GatherSlots(rank_.shape, whole, layer.View(rank_.shape),
+                                                   kept, kept_per_set, seeds, whole.capacity,
+                                                   stream_));
+  for (int set = 0; set < sets_.own_sets; ++set) {
+    layer.table(set).Assign(kept.subspan(set * kept_per_set, kept_per_set));
+  }
+  layers_.push_back(std::move(layer));
+  AddLayerHash(static_cast<int>(layers_.size()) - 1, hash_);
+  return absl::OkStatus();
+}
+
+void SequenceCache::FinishPrompt() {
+  HW_CHECK(static_cast<int>(layers_.size()) == rank_.shape.num_layers);
+  prompt_done_ = true;
+  tokens_seen_ = options_.prompt_tokens;
+  host_pages_.Publish(tokens_seen_);
+  reservation_.Resize(BytesOf(rank_, budget_, options_, planned_capacity_).steady());
+  NoteBytes(0);
+}
+
+absl::Status SequenceCache::PrepareAppend(Position first_position, int64_t num_tokens) {
+  HW_RETURN_IF_ERROR(broken_);
+  if (!prompt_done_) {
+    return absl::FailedPreconditionError("the prompt has not run to its end");
+  }
+  if (first_position != tokens_seen_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("first_position is ", first_position, ", want tokens_seen, ", tokens_seen_));
+  }
+  if (tokens_seen_ + num_tokens > options_.max_tokens) {
+    return absl::OutOfRangeError(absl::StrCat(num_tokens, " tokens after the ", tokens_seen_,
+                                              " seen, want at most max_tokens, ",
+                                              options_.max_tokens));
+  }
+  HW_RETURN_IF_ERROR(EnsureCapacity(used_after(num_tokens)));
+  return host_pages_.Prepare(tokens_seen_, tokens_seen_ + num_tokens);
+}
+
+void SequenceCache::TakeSlots(int layer, int64_t num_tokens, std::vector<int32_t>& slots) {
+  for (int set = 0; set < sets_.own_sets; ++set) {
+    layers_[layer].table(set).Append(static_cast<Position>(tokens_seen_), num_tokens, slots);
+  }
+}
+
+void SequenceCache::CommitAppend(int64_t num_tokens) {
+  tokens_seen_ += num_tokens;
+  queries_since_plan_ += num_tokens;
+  host_pages_.Publish(tokens_seen_);
+}
+
+absl::Status SequenceCache::UndoAppend(int64_t num_tokens, int64_t used_before,
+                                       std::span<const int32_t> slots) {
+  if (!prompt_done_) return absl::OkStatus();
+  const int64_t per_layer = num_tokens * sets_.own_sets;
+  for (int64_t i = 0; i * num_tokens < static_cast<int64_t>(slots.size()); ++i) {
+    const int layer = static_cast<int>(i * num_tokens / per_layer);
+    const int set = static_cast<int>(i % sets_.own_sets);
+    const std::span<const int32_t> taken = slots.subspan(i * num_tokens, num_tokens);
+    HW_RETURN_IF_ERROR(
+        memory_.backend().ReleaseSlots(rank_.shape, View(layer), set, taken, stream_));
+    layers_[layer].table(set).Undo(taken, used_before);
+  }
+  // The failed step's queries have added to the gains of slots that stay.
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+    HW_RETURN_IF_ERROR(memory_.backend().Zero(DeviceBytes(View(layer).gains), stream_));
+  }
+  queries_since_plan_ = 0;
+  return used() <= planned_capacity_ ? ShrinkToPlannedCapacity() : absl::OkStatus();
+}
+
+absl::Status SequenceCache::ReleaseVictims(int layer, int set, std::span<const uint8_t> kept) {
+  const std::vector<int32_t> victims = layers_[layer].table(set).Victims(kept);
+  if (victims.empty()) return absl::OkStatus();
+  HW_RETURN_IF_ERROR(
+      memory_.backend().ReleaseSlots(rank_.shape, View(layer), set, victims, stream_));
+  layers_[layer].table(set).Release(victims);
+  return absl::OkStatus();
+}
+
+absl::Status SequenceCache::FinishPlan() {
+  ++plans_;
+  queries_since_plan_ = 0;
+  HW_RETURN_IF_ERROR(ShrinkToPlannedCapacity());
+  hash_ = PlanHash();
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) AddLayerHash(layer, hash_);
+  return absl::OkStatus();
+}
+
+absl::Status SequenceCache::EnsureCapacity(int64_t slots) {
+  if (slots <= layers_[0].capacity()) return absl::OkStatus();
+  const int64_t page = rank_.shape.page_tokens;
+  const int64_t capacity = budget_.bounded_decode ? slots : (slots + page - 1) / page * page;
+  const int64_t layer_bytes = DeviceLayerBytes(rank_.shape, sets_.own_sets, capacity).total();
+  if (capacity > planned_capacity_) {
+    const SequenceBytes bytes = BytesOf(rank_, budget_, options_, capacity);
+    HW_RETURN_IF_ERROR(reservation_.Extend(
+        std::max(reservation_.bytes(), bytes.steady() + layer_bytes),
+        absl::StrCat("an append that needs ", slots, " slots until the next plan")));
+  }
+  for (LayerStorage& layer : layers_) {
+    NoteBytes(layer_bytes);
+    HW_RETURN_IF_ERROR(layer.Grow(rank_.shape, capacity, memory_, stream_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceCache::ShrinkToPlannedCapacity() {
+  if (!budget_.bounded_decode || layers_[0].capacity() <= planned_capacity_) {
+    return absl::OkStatus();
+  }
+  for (LayerStorage& layer : layers_) {
+    HW_RETURN_IF_ERROR(layer.Shrink(rank_.shape, planned_capacity_, memory_, stream_));
+  }
+  reservation_.Resize(BytesOf(rank_, budget_, options_, planned_capacity_).steady());
+  return absl::OkStatus();
+}
+
+int64_t SequenceCache::device_bytes() const {
+  int64_t bytes = 0;
+  for (const LayerStorage& layer : layers_) bytes += layer.bytes();
+  return bytes;
+}
+
+void SequenceCache::NoteBytes(int64_t more_bytes) {
+  const int64_t bytes = device_bytes() + more_bytes;
+  peak_bytes_ = std::max(peak_bytes_, bytes);
+  if (prompt_done_) peak_bytes_after_prompt_ = std::max(peak_bytes_after_prompt_, bytes);
+}
+
+}  // namespace heavywater

@@ -1,0 +1,120 @@
+// One sequence on one rank: its slots, its host pages, its counters.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/backend/backend.h"
+#include "worker/cache/device_memory.h"
+#include "worker/cache/layer_storage.h"
+#include "worker/rank/host_pages.h"
+#include "worker/rank/plan_hash.h"
+#include "worker/rank/plan_report.h"
+#include "worker/rank/rank_cache.h"
+#include "worker/rank/sequence_memory.h"
+#include "worker/rank/sequence_options.h"
+
+namespace heavywater {
+
+// Every layer and set holds the same number of positions and has the same
+// `used`: all gain and lose by the same counts.
+class SequenceCache {
+ public:
+  // Reserves device memory and the prompt's host pages; allocates nothing yet.
+  static absl::StatusOr<std::unique_ptr<SequenceCache>> Create(const RankCacheOptions& options,
+                                                               SequenceId id,
+                                                               const SequenceOptions& sequence,
+                                                               DeviceMemory& memory, Stream& stream,
+                                                               HostTier* tier);
+
+  SequenceId id() const { return id_; }
+  const SequenceOptions& options() const { return options_; }
+  const Budget& budget() const { return budget_; }
+  const SetLayout& sets() const { return sets_; }
+  HostPages& host_pages() { return host_pages_; }
+  const PlanHash& hash() const { return hash_; }
+  int64_t tokens_seen() const { return tokens_seen_; }
+  int64_t used() const { return layers_[0].used(); }
+  int64_t capacity() const { return layers_[0].capacity(); }
+  int64_t used_after(int64_t num_tokens) const { return layers_[0].table(0).UsedAfter(num_tokens); }
+  int64_t tokens_resident() const { return layers_[0].resident(); }
+  int64_t queries_since_plan() const { return queries_since_plan_; }
+  bool prompt_done() const { return prompt_done_; }
+  LayerView View(int layer) const { return layers_[layer].View(rank_.shape); }
+  const SlotTable& table(int layer, int set) const { return layers_[layer].table(set); }
+  bool PlanDue(int64_t num_tokens) const;
+
+  // FAILED_PRECONDITION when a prompt has begun already.
+  absl::Status BeginPrompt();
+  // The prompt: layers in order, each from its whole KV (GatherSlots's arguments).
+  absl::Status AddPromptLayer(const LayerView& whole, std::span<const Position> kept,
+                              DeviceSpan<const int64_t> seeds);
+  // After the last layer: publishes the host pages, gives up the prompt's
+  // reservation.
+  void FinishPrompt();
+  // The sequence cannot go on: every later append fails with `status`.
+  void Break(const absl::Status& status) { broken_ = status; }
+
+  // An append in three parts. Checks that `num_tokens` can be appended at
+  // `first_position` and makes room for them; tables do not change.
+  // FAILED_PRECONDITION, INVALID_ARGUMENT, OUT_OF_RANGE, RESOURCE_EXHAUSTED.
+  absl::Status PrepareAppend(Position first_position, int64_t num_tokens);
+  // Slots of one layer for the prepared tokens, [num_sets][num_tokens].
+  void TakeSlots(int layer, int64_t num_tokens, std::vector<int32_t>& slots);
+  // All layers have their rows: the tokens count as seen.
+  void CommitAppend(int64_t num_tokens);
+  // Or the other way: as before PrepareAppend(), except that gains since the
+  // last plan are lost. `slots`: of all layers that took some, in order;
+  // `used_before`: used() before they did.
+  absl::Status UndoAppend(int64_t num_tokens, int64_t used_before, std::span<const int32_t> slots);
+
+  // Frees the slots of one set that `kept` [used] does not mark.
+  absl::Status ReleaseVictims(int layer, int set, std::span<const uint8_t> kept);
+  // After every set has released its victims.
+  absl::Status FinishPlan();
+
+  SequenceStats Stats() const;
+  absl::StatusOr<PlanReport> Report(bool with_sets) const;
+  absl::StatusOr<std::vector<std::byte>> ReadResident(int layer, int kv_head,
+                                                      Position position) const;
+  // Device bytes beyond the layers' own that are held at this moment.
+  void NoteBytes(int64_t more_bytes);
+
+ private:
+  SequenceCache(const RankCacheOptions& rank, SequenceId id, const SequenceOptions& options,
+                DeviceMemory& memory, Stream& stream);
+  absl::Status EnsureCapacity(int64_t slots);
+  absl::Status ShrinkToPlannedCapacity();
+  absl::StatusOr<ResidentSet> ReadSet(int layer, int set, std::span<const int64_t> scores) const;
+  int64_t LargestDropped(std::span<const PositionRange> unbacked) const;
+  int64_t device_bytes() const;
+  void AddLayerHash(int layer, PlanHash& hash) const;
+  int ModelHead(int set) const;  // -1: all heads share the set
+
+  const RankCacheOptions rank_;
+  const SequenceId id_;
+  const SequenceOptions options_;
+  DeviceMemory& memory_;
+  Stream& stream_;
+  Budget budget_;
+  SetLayout sets_;
+  int64_t planned_capacity_ = 0;
+  DeviceMemory::Reservation reservation_;
+  HostPages host_pages_;
+  std::vector<LayerStorage> layers_;
+  bool prompt_begun_ = false;
+  bool prompt_done_ = false;
+  absl::Status broken_;
+  int64_t tokens_seen_ = 0;
+  int64_t queries_since_plan_ = 0;
+  int64_t plans_ = 0;
+  PlanHash hash_;  // after the last plan
+  int64_t peak_bytes_ = 0;
+  int64_t peak_bytes_after_prompt_ = 0;
+};
+
+}  // namespace heavywater

@@ -1,0 +1,71 @@
+#include "worker/rank/sequence_memory.h"
+
+#include <algorithm>
+
+#include "worker/cache/kv_layout.h"
+
+namespace heavywater {
+namespace {
+
+int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+int64_t AgreementBytes(const RankCacheOptions& options, int64_t num_fields) {
+  return num_fields * options.world_size * int64_t{sizeof(int64_t)};
+}
+
+int64_t StepBytes(const RankCacheOptions& options, const Budget& budget, const SetLayout& sets,
+                  int64_t capacity) {
+  const int64_t logits = int64_t{options.vocab_size} * int64_t{sizeof(float)};
+  const int64_t always = logits + AgreementBytes(options, kItemFields);
+  if (!budget.bounded_decode) return always;
+  const int64_t slots = options.shape.num_layers * capacity;
+  return always + slots * sets.rows() * int64_t{sizeof(int64_t)} + slots * sets.own_sets;
+}
+
+int64_t PromptBytes(const RankCacheOptions& options, const SetLayout& sets, int64_t prompt_tokens) {
+  const int64_t whole = DeviceLayerBytes(options.shape, sets.own_sets, prompt_tokens).total();
+  const int64_t sums = prompt_tokens * sets.rows() * int64_t{sizeof(int64_t)};
+  const int64_t votes = prompt_tokens * sets.own_sets * int64_t{sizeof(int64_t)};
+  const int64_t mask = prompt_tokens * sets.own_sets;
+  return whole + sums + votes + mask + AgreementBytes(options, kPromptFields);
+}
+
+}  // namespace
+
+SetLayout SetLayoutOf(const RankCacheOptions& options, Scope scope) {
+  if (scope == Scope::kLayer) return SetLayout();
+  const KvShape& shape = options.shape;
+  const bool shared = options.ranks_per_kv_head() > 1;
+  return {.own_sets = shape.num_kv_heads,
+          .reduced_sets = shared ? shape.total_kv_heads : 0,
+          .first_own = shared ? shape.first_kv_head : 0};
+}
+
+int HashGroup(const RankCacheOptions& options, Scope scope) {
+  return scope == Scope::kLayer ? options.world_size : options.ranks_per_kv_head();
+}
+
+int64_t PromptKept(const Budget& budget, int64_t prompt_tokens) {
+  if (budget.prompt_budget_tokens == 0) return prompt_tokens;
+  return std::min(budget.prompt_budget_tokens, prompt_tokens);
+}
+
+int64_t SlotCapacity(const RankCacheOptions& options, const Budget& budget,
+                     const SequenceOptions& sequence) {
+  const int64_t after_prompt = sequence.max_tokens - sequence.prompt_tokens;
+  const int64_t all = PromptKept(budget, sequence.prompt_tokens) + after_prompt;
+  if (!budget.bounded_decode) return RoundUp(all, options.shape.page_tokens);
+  return std::min(budget.budget_tokens + sequence.policy.plan_interval_steps, all);
+}
+
+SequenceBytes BytesOf(const RankCacheOptions& options, const Budget& budget,
+                      const SequenceOptions& sequence, int64_t capacity) {
+  const SetLayout sets = SetLayoutOf(options, sequence.policy.scope);
+  const int64_t layer = DeviceLayerBytes(options.shape, sets.own_sets, capacity).total();
+  return {.layers = layer * options.shape.num_layers,
+          .growth = budget.bounded_decode ? 0 : layer,
+          .step = StepBytes(options, budget, sets, capacity),
+          .prompt = PromptBytes(options, sets, sequence.prompt_tokens)};
+}
+
+}  // namespace heavywater

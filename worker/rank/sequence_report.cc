@@ -1,0 +1,139 @@
+// What a SequenceCache tells about itself.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "worker/cache/device_bytes.h"
+#include "worker/rank/sequence_cache.h"
+
+namespace heavywater {
+namespace {
+
+// Positions of `ranges` that are not in `table`.
+int64_t CountMissing(const SlotTable& table, std::span<const PositionRange> ranges) {
+  int64_t missing = 0;
+  for (const PositionRange& range : ranges) missing += range.end - range.begin;
+  for (Position position : table.positions()) {
+    const bool unbacked = std::any_of(ranges.begin(), ranges.end(), [&](const PositionRange& r) {
+      return position >= r.begin && position < r.end;
+    });
+    missing -= unbacked ? 1 : 0;
+  }
+  return missing;
+}
+
+}  // namespace
+
+int SequenceCache::ModelHead(int set) const {
+  return options_.policy.scope == Scope::kLayer ? -1 : rank_.shape.first_kv_head + set;
+}
+
+void SequenceCache::AddLayerHash(int layer, PlanHash& hash) const {
+  for (int set = 0; set < sets_.own_sets; ++set) {
+    const std::span<const Position> positions = table(layer, set).positions();
+    for (size_t slot = 0; slot < positions.size(); ++slot) {
+      if (positions[slot] == kNoPosition) continue;
+      AddResident(layer, ModelHead(set) + 1, static_cast<int>(slot), positions[slot], hash);
+    }
+  }
+}
+
+int64_t SequenceCache::LargestDropped(std::span<const PositionRange> unbacked) const {
+  if (unbacked.empty()) return 0;
+  int64_t largest = 0;
+  for (const LayerStorage& layer : layers_) {
+    for (int set = 0; set < sets_.own_sets; ++set) {
+      largest = std::max(largest, CountMissing(layer.table(set), unbacked));
+    }
+  }
+  return largest;
+}
+
+SequenceStats SequenceCache::Stats() const {
+  SequenceStats stats;
+  stats.budget = budget_;
+  stats.prompt_tokens = options_.prompt_tokens;
+  stats.tokens_seen = tokens_seen_;
+  stats.plans = plans_;
+  stats.device_bytes = device_bytes();
+  stats.peak_device_bytes = peak_bytes_;
+  stats.peak_device_bytes_after_prompt = peak_bytes_after_prompt_;
+  stats.host_bytes = host_pages_.reserved_bytes();
+  if (!prompt_done_) return stats;
+  const std::vector<PositionRange> unbacked = host_pages_.Unbacked(tokens_seen_);
+  for (const PositionRange& range : unbacked) stats.tokens_unbacked += range.end - range.begin;
+  stats.tokens_resident = tokens_resident();
+  stats.tokens_dropped = LargestDropped(unbacked);
+  stats.tokens_demoted = tokens_seen_ - stats.tokens_resident - stats.tokens_dropped;
+  return stats;
+}
+
+absl::StatusOr<ResidentSet> SequenceCache::ReadSet(int layer, int set,
+                                                   std::span<const int64_t> scores) const {
+  ResidentSet resident;
+  resident.layer = layer;
+  resident.kv_head = ModelHead(set);
+  const SlotTable& slots = table(layer, set);
+  for (int32_t slot : slots.SlotsByPosition()) {
+    resident.positions.push_back(slots.positions()[slot]);
+    resident.scores.push_back(scores[set * layers_[layer].capacity() + slot]);
+  }
+  return resident;
+}
+
+absl::StatusOr<PlanReport> SequenceCache::Report(bool with_sets) const {
+  if (!prompt_done_) {
+    return absl::FailedPreconditionError("the prompt has not run to its end");
+  }
+  PlanReport report;
+  report.sequence = id_;
+  report.scope = options_.policy.scope;
+  report.plan_number = plans_;
+  report.tokens_seen = tokens_seen_;
+  report.tokens_resident = tokens_resident();
+  report.hash = hash_.positions;
+  report.watermark = tokens_seen_;
+  report.unbacked = host_pages_.Unbacked(tokens_seen_);
+  if (!with_sets) return report;
+
+  std::vector<int64_t> scores;
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+    const LayerView view = View(layer);
+    scores.resize(view.scores.size());
+    HW_RETURN_IF_ERROR(memory_.backend().CopyToHost(std::as_writable_bytes(std::span(scores)),
+                                                    DeviceBytes(view.scores), stream_));
+    HW_RETURN_IF_ERROR(memory_.backend().Synchronize(stream_));
+    for (int set = 0; set < sets_.own_sets; ++set) {
+      HW_ASSIGN_OR_RETURN(ResidentSet resident, ReadSet(layer, set, scores));
+      report.sets.push_back(std::move(resident));
+    }
+  }
+  return report;
+}
+
+absl::StatusOr<std::vector<std::byte>> SequenceCache::ReadResident(int layer, int kv_head,
+                                                                   Position position) const {
+  HW_CHECK(layer >= 0 && layer < static_cast<int>(layers_.size()));
+  HW_CHECK(kv_head >= 0 && kv_head < rank_.shape.num_kv_heads);
+  const std::span<const Position> positions =
+      table(layer, sets_.own_sets == 1 ? 0 : kv_head).positions();
+  const auto found = std::find(positions.begin(), positions.end(), position);
+  if (found == positions.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("position ", position, " is not resident in layer ", layer));
+  }
+  const LayerView view = View(layer);
+  const int64_t half = rank_.shape.row_bytes() / 2;
+  const int64_t offset = (kv_head * view.capacity + (found - positions.begin())) * half;
+  std::vector<std::byte> row(2 * half);
+  const std::span<std::byte> bytes(row);
+  HW_RETURN_IF_ERROR(
+      memory_.backend().CopyToHost(bytes.first(half), view.keys.Sub(offset, half), stream_));
+  HW_RETURN_IF_ERROR(
+      memory_.backend().CopyToHost(bytes.subspan(half), view.values.Sub(offset, half), stream_));
+  HW_RETURN_IF_ERROR(memory_.backend().Synchronize(stream_));
+  return row;
+}
+
+}  // namespace heavywater

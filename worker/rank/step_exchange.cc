@@ -1,0 +1,105 @@
+#include "worker/rank/step_exchange.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+#include "worker/cache/device_bytes.h"
+#include "worker/rank/workspace.h"
+
+namespace heavywater {
+namespace {
+
+enum StepField : int64_t { kStep, kLength };                // kStepFields
+enum ItemField : int64_t { kStatus, kSeen, kUsed, kHash };  // kItemFields
+
+int64_t FieldOf(int64_t item, ItemField field) { return kStepFields + item * kItemFields + field; }
+
+}  // namespace
+
+void StepExchange::Layout(uint64_t step, std::span<ActiveItem> items) {
+  const RankCacheOptions& options = cache_.options();
+  step_ = step;
+  agreement_ = Agreement(options.rank, options.world_size,
+                         kStepFields + kItemFields * static_cast<int64_t>(items.size()));
+  size_ = largest_size_ = agreement_.size();
+  for (const bool reduced : {true, false}) {
+    for (ActiveItem& item : items) {
+      if (!item.reduces() || (item.sequence->sets().reduced_sets > 0) != reduced) continue;
+      item.gains = {.sets = item.sequence->sets(),
+                    .begin = size_,
+                    .num_layers = options.shape.num_layers,
+                    .used = item.sequence->used_after(item.spec.num_tokens)};
+      size_ = item.gains.end();
+      largest_size_ += item.gains.size() / item.gains.used * item.sequence->capacity();
+    }
+    if (reduced) reduced_size_ = size_;
+  }
+}
+
+void StepExchange::SetAgreement(std::span<const ActiveItem> items) {
+  agreement_.Set(kStep, static_cast<int64_t>(step_));
+  agreement_.Set(kLength, reduced_size_);
+  for (int64_t i = 0; i < static_cast<int64_t>(items.size()); ++i) {
+    agreement_.Set(FieldOf(i, kStatus), static_cast<int64_t>(items[i].status.code()));
+    const SequenceCache* sequence = items[i].sequence;
+    if (sequence == nullptr) continue;
+    agreement_.Set(FieldOf(i, kSeen), sequence->tokens_seen());
+    agreement_.Set(FieldOf(i, kUsed), sequence->used());
+    agreement_.Set(FieldOf(i, kHash), static_cast<int64_t>(sequence->hash().placement));
+  }
+}
+
+absl::Status StepExchange::Fill(std::span<const ActiveItem> items) {
+  Backend& backend = cache_.backend();
+  Stream& stream = cache_.stream();
+  HW_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> memory, cache_.workspace().Gains(largest_size_));
+  buffer_ = memory.Sub(0, size_);
+  HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(buffer_), stream));
+  SetAgreement(items);
+  HW_RETURN_IF_ERROR(backend.CopyToDevice(DeviceBytes(buffer_.Sub(0, agreement_.size())),
+                                          std::as_bytes(agreement_.entries()), stream));
+  for (const ActiveItem& item : items) {
+    if (!item.status.ok() || !item.reduces()) continue;
+    for (int layer = 0; layer < item.gains.num_layers; ++layer) {
+      HW_RETURN_IF_ERROR(backend.CollectGains(cache_.options().shape, item.sequence->View(layer),
+                                              item.gains.Own(buffer_, layer), stream));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepExchange::Read() {
+  sums_.resize(size_);
+  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(std::as_writable_bytes(std::span(sums_)),
+                                                 DeviceBytes(buffer_), cache_.stream()));
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
+  std::copy_n(sums_.begin(), agreement_.size(), agreement_.entries().begin());
+  HW_RETURN_IF_ERROR(agreement_.CheckEqual(kStep, "step number"));
+  return agreement_.CheckEqual(kLength,
+                               absl::StrCat("number of integers to reduce in step ", step_));
+}
+
+bool StepExchange::RanAnywhere(int64_t index) const {
+  return agreement_.AnyOk(FieldOf(index, kStatus));
+}
+
+absl::Status StepExchange::CheckItem(int64_t index, const ActiveItem& item) const {
+  const std::string name = absl::StrCat("sequence ", item.spec.sequence);
+  const absl::Status status = agreement_.CheckStatus(FieldOf(index, kStatus), item.status);
+  if (!status.ok()) return Annotate(status, name);
+  const Scope scope = item.sequence->options().policy.scope;
+  const int group = HashGroup(cache_.options(), scope);
+  HW_RETURN_IF_ERROR(agreement_.CheckEqual(FieldOf(index, kSeen), name + ": tokens seen"));
+  HW_RETURN_IF_ERROR(agreement_.CheckEqual(FieldOf(index, kUsed), name + ": slots in use"));
+  HW_RETURN_IF_ERROR(
+      agreement_.CheckEqual(FieldOf(index, kHash), group, name + ": hash of the previous plan"));
+  if (!item.reduces()) return absl::OkStatus();
+  const int64_t queries = item.sequence->queries_since_plan() + item.spec.num_tokens;
+  const absl::Status mass =
+      CheckMass(cache_.options().shape, scope, item.gains, queries, /*first_layer=*/0, sums_);
+  return mass.ok() ? mass : Annotate(mass, name);
+}
+
+}  // namespace heavywater

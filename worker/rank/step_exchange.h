@@ -1,0 +1,77 @@
+// What the ranks reduce in a step: their agreement about the step and its items,
+// and the gains of all plans due, in one buffer.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/rank/agreement.h"
+#include "worker/rank/decode_step.h"
+#include "worker/rank/gains_region.h"
+#include "worker/rank/rank_cache.h"
+#include "worker/rank/sequence_cache.h"
+
+namespace heavywater {
+
+// An item of the step that runs.
+struct ActiveItem {
+  StepItem spec;
+  absl::Status status;                // OK: it runs on this rank
+  SequenceCache* sequence = nullptr;  // null: not open on this rank, or without a prompt
+  int64_t first_row = 0;              // in the step's rows
+  int64_t used_before = 0;
+  std::vector<int32_t> slots;  // [num_layers][num_sets][num_tokens], as far as taken
+  GainsRegion gains;           // of size 0 when it reduces none
+  int64_t first_logits_row = 0;
+
+  bool plans() const {
+    return spec.plan_due && sequence != nullptr && sequence->budget().bounded_decode;
+  }
+  // Known without the status, so that ranks that fail an item still agree on
+  // every length. (One that lacks the device memory for it cannot.)
+  bool reduces() const {
+    return plans() && sequence->budget().uses_scores &&
+           sequence->used_after(spec.num_tokens) <= sequence->capacity();
+  }
+  int64_t logits_rows() const { return spec.all_logits ? spec.num_tokens : 1; }
+};
+
+// buffer: the agreement, the regions that are reduced, the regions of this rank
+// alone (scope kv_head).
+class StepExchange {
+ public:
+  explicit StepExchange(RankCache& cache)
+      : cache_(cache), agreement_(cache.options().rank, cache.options().world_size, 0) {}
+
+  // Once slots are not yet taken: sets every item's region.
+  void Layout(uint64_t step, std::span<ActiveItem> items);
+  // After the last layer: this rank's part of the buffer.
+  absl::Status Fill(std::span<const ActiveItem> items);
+  DeviceSpan<int64_t> reduce_buffer() const { return buffer_.Sub(0, reduced_size_); }
+
+  // After the reduce. FAILED_PRECONDITION naming both values when ranks are not in
+  // the same step.
+  absl::Status Read();
+  // Whether all ranks can run the item and hold the same of it: the failing
+  // rank's code, or FAILED_PRECONDITION naming both values.
+  absl::Status CheckItem(int64_t index, const ActiveItem& item) const;
+  // Whether any rank has appended and attended.
+  bool RanAnywhere(int64_t index) const;
+  DeviceSpan<int64_t> buffer() const { return buffer_; }
+
+ private:
+  void SetAgreement(std::span<const ActiveItem> items);
+
+  RankCache& cache_;
+  uint64_t step_ = 0;
+  Agreement agreement_;
+  int64_t size_ = 0;
+  int64_t reduced_size_ = 0;
+  int64_t largest_size_ = 0;  // with every slot in use: the buffer need not grow until then
+  DeviceSpan<int64_t> buffer_;
+  std::vector<int64_t> sums_;  // its host copy after the reduce
+};
+
+}  // namespace heavywater

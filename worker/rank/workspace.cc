@@ -1,0 +1,104 @@
+#include "worker/rank/workspace.h"
+
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "worker/rank/sequence_memory.h"
+
+namespace heavywater {
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Workspace>> Workspace::Create(const RankCacheOptions& options,
+                                                             DeviceMemory& memory) {
+  std::unique_ptr<Workspace> workspace(new Workspace(options, memory));
+  HW_RETURN_IF_ERROR(workspace->AllocateRows());
+  return workspace;
+}
+
+int64_t Workspace::query_width() const {
+  return int64_t{options_.shape.num_query_heads} * options_.shape.head_dim;
+}
+
+int64_t Workspace::kv_width() const {
+  return int64_t{options_.shape.num_kv_heads} * options_.shape.head_dim;
+}
+
+absl::Status Workspace::AllocateRows() {
+  const int64_t rows = options_.max_step_tokens;
+  const int64_t hidden = rows * options_.hidden_size * kFloatBytes;
+  const int64_t queries = rows * query_width() * kFloatBytes;
+  const int64_t kv = rows * kv_width() * kFloatBytes;
+  const int64_t agreement = kStepFields * options_.world_size * int64_t{sizeof(int64_t)};
+  HW_ASSIGN_OR_RETURN(rows_reservation_, memory_.Reserve(2 * (hidden + queries + kv) + agreement,
+                                                         "the workspace of a step"));
+  HW_ASSIGN_OR_RETURN(extra_logits_reservation_, memory_.Reserve(0, "logits"));
+
+  const auto allocate = [this](int64_t bytes) {
+    return memory_.Allocate(MemoryKind::kWorkspace, bytes);
+  };
+  HW_ASSIGN_OR_RETURN(hidden_, allocate(hidden));
+  HW_ASSIGN_OR_RETURN(last_hidden_, allocate(hidden));
+  HW_ASSIGN_OR_RETURN(queries_, allocate(queries));
+  HW_ASSIGN_OR_RETURN(attention_, allocate(queries));
+  HW_ASSIGN_OR_RETURN(keys_, allocate(kv));
+  HW_ASSIGN_OR_RETURN(values_, allocate(kv));
+  return absl::OkStatus();
+}
+
+DeviceSpan<float> Workspace::Rows(const DeviceBuffer& buffer, int64_t rows, int64_t width) const {
+  HW_CHECK(rows <= options_.max_step_tokens);
+  return buffer.As<float>(0, rows * width);
+}
+
+DeviceSpan<float> Workspace::hidden(int64_t rows) const {
+  return Rows(hidden_, rows, options_.hidden_size);
+}
+DeviceSpan<float> Workspace::last_hidden(int64_t rows) const {
+  return Rows(last_hidden_, rows, options_.hidden_size);
+}
+DeviceSpan<float> Workspace::queries(int64_t rows) const {
+  return Rows(queries_, rows, query_width());
+}
+DeviceSpan<float> Workspace::attention(int64_t rows) const {
+  return Rows(attention_, rows, query_width());
+}
+DeviceSpan<float> Workspace::keys(int64_t rows) const { return Rows(keys_, rows, kv_width()); }
+DeviceSpan<float> Workspace::values(int64_t rows) const { return Rows(values_, rows, kv_width()); }
+
+template <typename T>
+absl::StatusOr<DeviceSpan<T>> Workspace::Ensure(DeviceBuffer& buffer, int64_t count) {
+  const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+  if (buffer.bytes() < bytes) {
+    buffer = DeviceBuffer();  // first, so that old and new never count together
+    HW_ASSIGN_OR_RETURN(buffer, memory_.Allocate(MemoryKind::kWorkspace, bytes));
+  }
+  return buffer.As<T>(0, count);
+}
+
+absl::StatusOr<DeviceSpan<int64_t>> Workspace::Gains(int64_t count) {
+  return Ensure<int64_t>(gains_, count);
+}
+absl::StatusOr<DeviceSpan<uint8_t>> Workspace::Masks(int64_t count) {
+  return Ensure<uint8_t>(masks_, count);
+}
+absl::StatusOr<DeviceSpan<float>> Workspace::Logits(int64_t rows) {
+  return Ensure<float>(logits_, rows * options_.vocab_size);
+}
+
+absl::Status Workspace::ReserveExtraLogits(int64_t rows) {
+  const int64_t bytes = rows * options_.vocab_size * kFloatBytes;
+  if (bytes <= extra_logits_reservation_.bytes()) return absl::OkStatus();
+  return extra_logits_reservation_.Extend(bytes, "logits of every token");
+}
+
+void Workspace::Trim() {
+  gains_ = DeviceBuffer();
+  masks_ = DeviceBuffer();
+  logits_ = DeviceBuffer();
+  extra_logits_reservation_.Resize(0);
+}
+
+}  // namespace heavywater
