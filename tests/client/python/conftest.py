@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 from client_fakes import FakeServers, fake_servers
 from heavywater import Client
+from heavywater.local import LocalOptions, LocalServers
 
 
 @pytest.fixture
@@ -25,3 +27,13 @@ def sleeps() -> list[float]:
 def client(servers: FakeServers, sleeps: list[float]) -> Iterator[Client]:
     with Client(worker=servers.address, cache=servers.address, sleep=sleeps.append) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def local_servers() -> Iterator[LocalServers]:
+    """A real cache service and one real worker."""
+    for binary in ("heavywater-cache", "heavywater-worker"):
+        if shutil.which(binary) is None:
+            pytest.skip(f"{binary} is not on PATH: run through deploy/local/test or deploy/local/run")
+    with LocalServers(LocalOptions(worker_flags={"kv_dtype": "fp32"})) as running:
+        yield running
