@@ -1,0 +1,256 @@
+#include "cache_service/tier/host_page_store.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+
+namespace heavywater {
+namespace {
+
+absl::Status Unknown(SequenceId sequence) {
+  return absl::NotFoundError(absl::StrCat("sequence ", sequence, " is unknown or has ended"));
+}
+
+// Saturates: sizes come from requests.
+int64_t Times(int64_t a, int64_t b) {
+  int64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) return std::numeric_limits<int64_t>::max();
+  return product;
+}
+
+int64_t PromptBytes(const SequenceSpec& spec) {
+  const int64_t pages = Times(spec.geometry.PagesFor(spec.prompt_tokens),
+                              int64_t{spec.geometry.num_layers} * spec.geometry.num_kv_heads);
+  return Times(pages, Slab::RoundUp(spec.geometry.page_bytes()));
+}
+
+absl::Status CheckSpec(const SequenceSpec& spec) {
+  HW_RETURN_IF_ERROR(spec.geometry.Validate());
+  if (spec.num_ranks < 1 || spec.num_ranks > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_ranks is ", spec.num_ranks, ", want 1 to 1024"));
+  }
+  constexpr int64_t kMaxTokens = std::numeric_limits<Position>::max();
+  if (spec.max_tokens < 1 || spec.max_tokens > kMaxTokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_tokens is ", spec.max_tokens, ", want 1 to ", kMaxTokens));
+  }
+  if (spec.prompt_tokens < 0 || spec.prompt_tokens > spec.max_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat("prompt_tokens is ", spec.prompt_tokens,
+                                                   ", want 0 to max_tokens ", spec.max_tokens));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+HostPageStore::HostPageStore(std::unique_ptr<Slab> slab) : slab_(std::move(slab)) {}
+
+absl::StatusOr<HostPageStore::EntryPtr> HostPageStore::Find(SequenceId sequence) const {
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(sequence);
+  if (found == sequences_.end()) return Unknown(sequence);
+  return found->second;
+}
+
+absl::Status HostPageStore::CheckRoom(int64_t need, int64_t own_promise) {
+  const int64_t held = counters_.promised_bytes - own_promise;  // for other prompts
+  if (need <= slab_->free_bytes() - held) return absl::OkStatus();
+  ++counters_.reservations_refused;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "host tier: need ", need, " bytes, ", std::max<int64_t>(0, slab_->free_bytes() - held),
+      " are free (", held, " more are held for admitted prompts) of ", slab_->total_bytes()));
+}
+
+void HostPageStore::Promise(Entry& entry, int64_t bytes) {
+  counters_.promised_bytes += bytes - entry.promised_bytes;
+  entry.promised_bytes = bytes;
+}
+
+absl::Status HostPageStore::Open(const SequenceSpec& spec) {
+  HW_RETURN_IF_ERROR(CheckSpec(spec));
+  const int64_t watermarks_bytes = SequencePages::WatermarksBytes(spec.num_ranks);
+  const int64_t prompt_bytes = PromptBytes(spec);
+  MutexLock lock(&mutex_);
+  if (sequences_.contains(spec.sequence) || retiring_.contains(spec.sequence)) {
+    return absl::AlreadyExistsError(absl::StrCat("sequence ", spec.sequence, " exists"));
+  }
+  const int64_t limit = std::numeric_limits<int64_t>::max() - Slab::RoundUp(watermarks_bytes);
+  const int64_t need = std::min(prompt_bytes, limit) + Slab::RoundUp(watermarks_bytes);
+  HW_RETURN_IF_ERROR(CheckRoom(need, /*own_promise=*/0));
+  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> watermarks, Allocate(1, watermarks_bytes, 0));
+  auto entry = std::make_shared<Entry>(spec, watermarks[0], *slab_);
+  Promise(*entry, prompt_bytes);
+  sequences_.emplace(spec.sequence, std::move(entry));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int64_t>> HostPageStore::Allocate(int64_t count, int64_t bytes,
+                                                             int64_t own_promise) {
+  HW_RETURN_IF_ERROR(CheckRoom(Times(count, Slab::RoundUp(bytes)), own_promise));
+  std::vector<int64_t> offsets;
+  offsets.reserve(count);
+  for (int64_t i = 0; i < count; ++i) {
+    const absl::StatusOr<int64_t> offset = slab_->Allocate(bytes);
+    if (offset.ok()) {
+      offsets.push_back(*offset);
+      continue;
+    }
+    for (const int64_t taken : offsets) slab_->Free(taken, bytes);
+    ++counters_.reservations_refused;
+    return offset.status();
+  }
+  return offsets;
+}
+
+absl::StatusOr<Reservation> HostPageStore::Reserve(const PageRange& range, bool direct) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(range.sequence));
+  MutexLock entry_lock(&entry->mutex);
+  if (entry->released) return Unknown(range.sequence);
+  SequencePages& pages = entry->pages;
+  HW_RETURN_IF_ERROR(pages.CheckRange(range));
+  HW_ASSIGN_OR_RETURN(const SequencePages::Missing missing, pages.CountMissing(range));
+  const int64_t page_bytes = pages.spec().geometry.page_bytes();
+  const int64_t taken_bytes = Slab::RoundUp(page_bytes);
+  absl::StatusOr<std::vector<int64_t>> offsets;
+  {
+    MutexLock lock(&mutex_);
+    // A sequence's own promise is for its prompt only: what decode needs beyond
+    // must not eat into the prompts of others, nor count on its own.
+    const int64_t own = std::min(Times(missing.prompt_pages, taken_bytes), entry->promised_bytes);
+    offsets = Allocate(missing.pages, page_bytes, own);
+    if (!offsets.ok()) return offsets.status();
+    Promise(*entry, entry->promised_bytes - own);
+    counters_.pages += missing.pages;
+  }
+  return pages.Fill(range, *offsets, direct);
+}
+
+absl::Status HostPageStore::Write(int rank, const RowRange& rows,
+                                  std::span<const std::byte> bytes) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(rows.sequence));
+  {
+    MutexLock entry_lock(&entry->mutex);
+    if (entry->released) return Unknown(rows.sequence);
+    HW_RETURN_IF_ERROR(entry->pages.Write(rank, rows, bytes));
+  }
+  MutexLock lock(&mutex_);
+  counters_.bytes_written += static_cast<int64_t>(bytes.size());
+  return absl::OkStatus();
+}
+
+absl::Status HostPageStore::Commit(SequenceId sequence, int rank, int64_t tokens) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  MutexLock entry_lock(&entry->mutex);
+  if (entry->released) return Unknown(sequence);
+  return entry->pages.Commit(rank, tokens);
+}
+
+absl::StatusOr<int64_t> HostPageStore::Abort(SequenceId sequence, int rank) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  MutexLock entry_lock(&entry->mutex);
+  if (entry->released) return Unknown(sequence);
+  const std::vector<int64_t> offsets = entry->pages.TakeUncommitted(rank);
+  MutexLock lock(&mutex_);
+  for (const int64_t offset : offsets) {
+    slab_->Free(offset, entry->pages.spec().geometry.page_bytes());
+  }
+  counters_.pages -= static_cast<int64_t>(offsets.size());
+  return static_cast<int64_t>(offsets.size());
+}
+
+absl::Status HostPageStore::Read(const RowRange& rows, std::span<std::byte> bytes) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(rows.sequence));
+  absl::Status status;
+  {
+    MutexLock entry_lock(&entry->mutex);
+    if (entry->released) return Unknown(rows.sequence);
+    status = entry->pages.Read(rows, bytes);
+  }
+  MutexLock lock(&mutex_);
+  if (status.ok()) counters_.bytes_read += static_cast<int64_t>(bytes.size());
+  if (absl::IsDataLoss(status)) ++counters_.checksum_failures;
+  return status;
+}
+
+absl::Status HostPageStore::Release(SequenceId sequence) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  MutexLock entry_lock(&entry->mutex);  // waits for a read or write in progress
+  if (entry->released) return Unknown(sequence);
+  entry->released = true;
+  {
+    MutexLock lock(&mutex_);
+    Promise(*entry, 0);
+    sequences_.erase(sequence);
+    if (entry->pages.has_writers()) {
+      const SequenceSpec& spec = entry->pages.spec();
+      entry->retiring_bytes = entry->pages.num_pages() * Slab::RoundUp(spec.geometry.page_bytes()) +
+                              Slab::RoundUp(SequencePages::WatermarksBytes(spec.num_ranks));
+      retiring_.emplace(sequence, entry);
+      return absl::OkStatus();
+    }
+  }
+  FreeAll(*entry);
+  return absl::OkStatus();
+}
+
+void HostPageStore::StopWriter(SequenceId sequence, int rank) {
+  EntryPtr entry;
+  {
+    MutexLock lock(&mutex_);
+    const auto live = sequences_.find(sequence);
+    const auto retiring = retiring_.find(sequence);
+    if (live != sequences_.end()) entry = live->second;
+    if (retiring != retiring_.end()) entry = retiring->second;
+  }
+  if (entry == nullptr) return;
+  MutexLock entry_lock(&entry->mutex);
+  entry->pages.StopWriter(rank);
+  {
+    MutexLock lock(&mutex_);
+    if (entry->pages.all_stopped()) Promise(*entry, 0);
+    const bool done = entry->released && !entry->pages.has_writers();
+    if (!done || retiring_.erase(sequence) == 0) return;
+  }
+  FreeAll(*entry);
+}
+
+void HostPageStore::FreeAll(Entry& entry) {
+  const SequenceSpec& spec = entry.pages.spec();
+  const std::vector<int64_t> offsets = entry.pages.TakeAll();
+  MutexLock lock(&mutex_);
+  for (const int64_t offset : offsets) slab_->Free(offset, spec.geometry.page_bytes());
+  slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));
+  counters_.pages -= static_cast<int64_t>(offsets.size());
+}
+
+int64_t HostPageStore::Watermark(SequenceId sequence, int rank) const {
+  const auto entry = Find(sequence);
+  if (!entry.ok()) return 0;
+  MutexLock entry_lock(&(*entry)->mutex);
+  return (*entry)->released ? 0 : (*entry)->pages.Watermark(rank);
+}
+
+int64_t HostPageStore::SequenceBytes(SequenceId sequence) const {
+  const auto entry = Find(sequence);
+  if (!entry.ok()) return 0;
+  MutexLock entry_lock(&(*entry)->mutex);
+  const SequencePages& pages = (*entry)->pages;
+  return pages.num_pages() * Slab::RoundUp(pages.spec().geometry.page_bytes());
+}
+
+PageStoreStats HostPageStore::Stats() const {
+  MutexLock lock(&mutex_);
+  PageStoreStats stats = counters_;
+  stats.total_bytes = slab_->total_bytes();
+  stats.used_bytes = slab_->used_bytes();
+  stats.free_bytes = slab_->free_bytes();
+  stats.sequences = static_cast<int64_t>(sequences_.size());
+  for (const auto& [sequence, entry] : retiring_) stats.retiring_bytes += entry->retiring_bytes;
+  return stats;
+}
+
+}  // namespace heavywater

@@ -1,0 +1,118 @@
+// Where the KV pages of sequences live below the device. One store holds all
+// sequences; conformance tests in tests/cache_service/tier run on every
+// implementation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cache_service/base/ids.h"
+#include "cache_service/tier/host_tier.h"
+#include "cache_service/tier/page_geometry.h"
+
+namespace heavywater {
+
+// What a sequence may come to hold.
+struct SequenceSpec {
+  SequenceId sequence = 0;
+  PageGeometry geometry = {};
+  int num_ranks = 1;          // that write to it, each with its own watermark
+  int64_t max_tokens = 0;     // no position may be beyond
+  int64_t prompt_tokens = 0;  // room that admission holds for it
+};
+
+// A reservation's answer must fit into one message.
+inline constexpr int64_t kMaxPagesPerReservation = 1 << 18;
+
+// Pages of one rank: all layers, `heads`, [first_page, first_page + num_pages).
+struct PageRange {
+  SequenceId sequence = 0;
+  int rank = 0;
+  HeadRange heads = {};
+  int64_t first_page = 0;
+  int64_t num_pages = 0;
+};
+
+// Where a rank that maps the slab writes.
+struct Reservation {
+  std::vector<int64_t> offsets;  // bytes, [layer][head][page] of the range
+  int64_t watermark_offset = 0;  // bytes, of the rank's committed watermark
+};
+
+// Rows of one page: positions [first_position, first_position + num_positions).
+struct RowRange {
+  SequenceId sequence = 0;
+  int layer = 0;
+  int kv_head = 0;
+  int64_t first_position = 0;
+  int64_t num_positions = 0;
+};
+
+struct PageStoreStats {
+  int64_t total_bytes = 0;  // free + used = total at all times
+  int64_t used_bytes = 0;
+  int64_t free_bytes = 0;
+  int64_t promised_bytes = 0;  // of the free: held for admitted prompts
+  int64_t retiring_bytes = 0;  // of the used: released, a rank may still be writing there
+  int64_t sequences = 0;
+  int64_t pages = 0;  // reserved
+  int64_t reservations_refused = 0;
+  int64_t bytes_written = 0;  // through Write()
+  int64_t bytes_read = 0;     // through Read()
+  int64_t checksum_failures = 0;
+};
+
+// Thread safe. Nothing that fails changes anything but a counter.
+class PageStore {
+ public:
+  virtual ~PageStore() = default;
+
+  // Admits a sequence and holds room for its prompt. RESOURCE_EXHAUSTED naming
+  // need, free and limit; ALREADY_EXISTS.
+  virtual absl::Status Open(const SequenceSpec& spec) = 0;
+
+  // Makes pages writable for one rank; those that it holds already are returned
+  // again. All or nothing. RESOURCE_EXHAUSTED naming need, free and limit;
+  // FAILED_PRECONDITION when another rank holds one of them, or when a new one
+  // begins below the rank's watermark. `direct`: the rank
+  // has mapped the slab, so that its pages are not reused before it is known to
+  // have stopped (StopWriter()).
+  virtual absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) = 0;
+
+  // Copies whole rows into a reserved page. For ranks without the slab. Rows of
+  // a page arrive in ascending order, without gaps; rows below the rank's
+  // watermark are FAILED_PRECONDITION.
+  virtual absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes) = 0;
+
+  // Positions below `tokens` become readable for the rank's heads. Never goes
+  // back. FAILED_PRECONDITION naming a page whose rows have not all been
+  // written. Only for what came through Write(): ranks with the slab raise their
+  // watermark in it.
+  virtual absl::Status Commit(SequenceId sequence, int rank, int64_t tokens) = 0;
+
+  // Gives back the rank's pages that lie wholly above its watermark; how many.
+  virtual absl::StatusOr<int64_t> Abort(SequenceId sequence, int rank) = 0;
+
+  // Copies committed rows out: their own bytes, or an error. NOT_FOUND: no such
+  // sequence or page; OUT_OF_RANGE: above the watermark; DATA_LOSS: the bytes of
+  // a sealed page have changed.
+  virtual absl::Status Read(const RowRange& rows, std::span<std::byte> bytes) = 0;
+
+  // Ends the sequence: nothing of it can be read or written any more.
+  virtual absl::Status Release(SequenceId sequence) = 0;
+
+  // The rank will never again write to the sequence's pages in the slab.
+  virtual void StopWriter(SequenceId sequence, int rank) = 0;
+
+  // 0 for an unknown sequence or rank.
+  virtual int64_t Watermark(SequenceId sequence, int rank) const = 0;
+  // Bytes of the sequence's pages.
+  virtual int64_t SequenceBytes(SequenceId sequence) const = 0;
+  virtual PageStoreStats Stats() const = 0;
+};
+
+}  // namespace heavywater

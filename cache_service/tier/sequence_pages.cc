@@ -1,0 +1,318 @@
+#include "cache_service/tier/sequence_pages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/crc32c.h"
+#include "cache_service/base/status.h"
+#include "cache_service/tier/slab_view.h"
+
+namespace heavywater {
+namespace {
+
+absl::Status OutOfRange(const char* field, int64_t first, int64_t end, int64_t limit) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " [", first, ", ", end, ") are not within [0, ", limit, ")"));
+}
+
+bool Within(int64_t first, int64_t count, int64_t limit) {
+  return first >= 0 && count >= 1 && first <= limit && count <= limit - first;
+}
+
+// Calls visit(layer, kv_head, page) in the order of Reservation::offsets.
+template <typename Visit>
+void ForEachPage(const PageRange& range, int num_layers, Visit visit) {
+  for (int layer = 0; layer < num_layers; ++layer) {
+    for (int head = range.heads.first; head < range.heads.first + range.heads.count; ++head) {
+      for (int64_t page = range.first_page; page < range.first_page + range.num_pages; ++page) {
+        visit(layer, head, page);
+      }
+    }
+  }
+}
+
+std::string Describe(const RowRange& rows, int64_t page) {
+  return absl::StrCat("page ", page, " of sequence ", rows.sequence, ", layer ", rows.layer,
+                      ", kv_head ", rows.kv_head);
+}
+
+}  // namespace
+
+SequencePages::SequencePages(const SequenceSpec& spec, int64_t watermarks_offset, Slab& slab)
+    : spec_(spec), watermarks_offset_(watermarks_offset), slab_(slab) {
+  for (int rank = 0; rank < spec.num_ranks; ++rank) {
+    WatermarkCell(rank).store(0, std::memory_order_release);
+  }
+}
+
+SequencePages::Key SequencePages::KeyOf(int layer, int kv_head, int64_t page) const {
+  // PageGeometry::Validate() bounds layers and heads by 1024.
+  return static_cast<uint64_t>(page) << 20 | static_cast<uint64_t>(layer) << 10 |
+         static_cast<uint64_t>(kv_head);
+}
+
+absl::Status SequencePages::CheckRange(const PageRange& range) const {
+  if (range.rank < 0 || range.rank >= spec_.num_ranks) {
+    return OutOfRange("ranks", range.rank, int64_t{range.rank} + 1, spec_.num_ranks);
+  }
+  if (!Within(range.heads.first, range.heads.count, spec_.geometry.num_kv_heads)) {
+    return OutOfRange("kv_heads", range.heads.first, int64_t{range.heads.first} + range.heads.count,
+                      spec_.geometry.num_kv_heads);
+  }
+  const int64_t limit = spec_.geometry.PagesFor(spec_.max_tokens);
+  if (!Within(range.first_page, range.num_pages, limit)) {
+    return OutOfRange("pages", range.first_page, range.first_page + range.num_pages, limit);
+  }
+  const int64_t heads = int64_t{spec_.geometry.num_layers} * range.heads.count;
+  if (range.num_pages > kMaxPagesPerReservation / heads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_pages is ", range.num_pages, " of ", heads, " layers and heads, want ",
+                     kMaxPagesPerReservation / heads, " or fewer in one call"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SequencePages::Missing> SequencePages::CountMissing(const PageRange& range) const {
+  const int64_t prompt_end = spec_.geometry.PagesFor(spec_.prompt_tokens);
+  const int64_t watermark = Watermark(range.rank);
+  Missing missing;
+  absl::Status status;
+  ForEachPage(range, spec_.geometry.num_layers, [&](int layer, int head, int64_t page) {
+    const auto found = pages_.find(KeyOf(layer, head, page));
+    if (found == pages_.end()) {
+      ++missing.pages;
+      if (page < prompt_end) ++missing.prompt_pages;
+      if (page * spec_.geometry.page_tokens < watermark && status.ok()) {
+        status = absl::FailedPreconditionError(
+            absl::StrCat("page ", page, " begins below the rank's watermark ", watermark,
+                         ": it would be readable before it is written"));
+      }
+    } else if (found->second.rank != range.rank && status.ok()) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat("page ", page, ", layer ", layer, ", kv_head ", head, " belongs to rank ",
+                       found->second.rank, ", not to rank ", range.rank));
+    }
+  });
+  HW_RETURN_IF_ERROR(status);
+  return missing;
+}
+
+Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t> offsets,
+                                bool direct) {
+  Reservation reservation;
+  reservation.watermark_offset = watermarks_offset_ + range.rank * kWatermarkCellBytes;
+  size_t used = 0;
+  ForEachPage(range, spec_.geometry.num_layers, [&](int layer, int head, int64_t page) {
+    const auto [entry, added] = pages_.try_emplace(KeyOf(layer, head, page));
+    if (added) {
+      entry->second.offset = offsets[used++];
+      entry->second.rank = static_cast<int16_t>(range.rank);
+    }
+    // A rank that streamed may come to map the slab, never the reverse for a page.
+    entry->second.direct |= direct;
+    reservation.offsets.push_back(entry->second.offset);
+  });
+  HW_CHECK(used == offsets.size());
+  const auto [heads, added] = heads_.try_emplace(range.rank, range.heads);
+  if (!added) {
+    HeadRange& known = heads->second;
+    const int end = std::max(known.first + known.count, range.heads.first + range.heads.count);
+    known.first = std::min(known.first, range.heads.first);
+    known.count = end - known.first;
+  }
+  if (direct) writers_.insert(range.rank);
+  stopped_.erase(range.rank);
+  return reservation;
+}
+
+absl::Status SequencePages::CheckRows(const RowRange& rows, size_t bytes) const {
+  const PageGeometry& geometry = spec_.geometry;
+  if (!Within(rows.layer, 1, geometry.num_layers)) {
+    return OutOfRange("layers", rows.layer, int64_t{rows.layer} + 1, geometry.num_layers);
+  }
+  if (!Within(rows.kv_head, 1, geometry.num_kv_heads)) {
+    return OutOfRange("kv_heads", rows.kv_head, int64_t{rows.kv_head} + 1, geometry.num_kv_heads);
+  }
+  if (!Within(rows.first_position, rows.num_positions, spec_.max_tokens)) {
+    return OutOfRange("positions", rows.first_position, rows.first_position + rows.num_positions,
+                      spec_.max_tokens);
+  }
+  if (geometry.RowOf(rows.first_position) + rows.num_positions > geometry.page_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "positions [", rows.first_position, ", ", rows.first_position + rows.num_positions,
+        ") do not lie within one page of ", geometry.page_tokens));
+  }
+  if (static_cast<int64_t>(bytes) != rows.num_positions * geometry.row_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rows have ", bytes, " bytes, want ", rows.num_positions, " times ", geometry.row_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PageEntry*> SequencePages::Find(const RowRange& rows) {
+  const int64_t page = spec_.geometry.PageOf(rows.first_position);
+  const auto found = pages_.find(KeyOf(rows.layer, rows.kv_head, page));
+  if (found == pages_.end()) {
+    return absl::NotFoundError(absl::StrCat(Describe(rows, page), " is not in the host tier"));
+  }
+  return &found->second;
+}
+
+absl::Status SequencePages::Write(int rank, const RowRange& rows,
+                                  std::span<const std::byte> bytes) {
+  HW_RETURN_IF_ERROR(CheckRows(rows, bytes.size()));
+  HW_ASSIGN_OR_RETURN(PageEntry* const entry, Find(rows));
+  const int64_t page = spec_.geometry.PageOf(rows.first_position);
+  if (entry->rank != rank) {
+    return absl::FailedPreconditionError(absl::StrCat(Describe(rows, page), " belongs to rank ",
+                                                      entry->rank, ", not to rank ", rank));
+  }
+  const int first_row = spec_.geometry.RowOf(rows.first_position);
+  std::byte* const to = slab_.At(entry->offset) + int64_t{first_row} * spec_.geometry.row_bytes;
+  if (rows.first_position < Watermark(rank)) {
+    // The answer to an earlier call may have been lost: the same bytes again are
+    // a replay, others would change what readers have seen.
+    if (std::memcmp(to, bytes.data(), bytes.size()) == 0) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat("first_position is ", rows.first_position,
+                                                      ", positions below ", Watermark(rank),
+                                                      " are committed"));
+  }
+  if (!entry->direct && first_row > entry->rows_written) {
+    return absl::FailedPreconditionError(absl::StrCat(Describe(rows, page), ": row ", first_row,
+                                                      " comes after row ", entry->rows_written,
+                                                      ", which has not been written"));
+  }
+  std::memcpy(to, bytes.data(), bytes.size());
+  entry->rows_written =
+      std::max<int32_t>(entry->rows_written, first_row + static_cast<int>(rows.num_positions));
+  return absl::OkStatus();
+}
+
+// A commit usually covers few positions of many pages: look those up; where it
+// covers more than there is, walk what there is.
+std::vector<SequencePages::Key> SequencePages::ReservedKeys(const PageRange& range) const {
+  std::vector<Key> keys;
+  const int64_t heads = int64_t{spec_.geometry.num_layers} * range.heads.count;
+  if (range.num_pages * heads <= num_pages()) {
+    ForEachPage(range, spec_.geometry.num_layers, [&](int layer, int head, int64_t page) {
+      const auto found = pages_.find(KeyOf(layer, head, page));
+      if (found != pages_.end() && found->second.rank == range.rank) keys.push_back(found->first);
+    });
+    return keys;
+  }
+  for (const auto& [key, entry] : pages_) {
+    const int64_t page = PageOfKey(key) - range.first_page;
+    if (entry.rank == range.rank && page >= 0 && page < range.num_pages) keys.push_back(key);
+  }
+  return keys;
+}
+
+absl::Status SequencePages::CheckWritten(Key key, const PageEntry& entry, int64_t tokens) const {
+  if (entry.direct) return absl::OkStatus();
+  const int64_t page_tokens = spec_.geometry.page_tokens;
+  const int64_t want = std::min(page_tokens, tokens - PageOfKey(key) * page_tokens);
+  if (entry.rows_written >= want) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "tokens is ", tokens, ", but page ", PageOfKey(key), ", layer ", key >> 10 & 1023,
+      ", kv_head ", key & 1023, " has ", entry.rows_written, " rows written, want ", want));
+}
+
+absl::Status SequencePages::Commit(int rank, int64_t tokens) {
+  if (rank < 0 || rank >= spec_.num_ranks) {
+    return OutOfRange("ranks", rank, int64_t{rank} + 1, spec_.num_ranks);
+  }
+  if (tokens < 0 || tokens > spec_.max_tokens) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tokens is ", tokens, ", want 0 to ", spec_.max_tokens));
+  }
+  const int64_t committed = Watermark(rank);
+  if (tokens <= committed) return absl::OkStatus();
+  const auto heads = heads_.find(rank);
+  PageRange range = {.rank = rank};
+  if (heads != heads_.end()) range.heads = heads->second;
+  range.first_page = spec_.geometry.PageOf(committed);
+  range.num_pages = spec_.geometry.PagesFor(tokens) - range.first_page;
+  const std::vector<Key> keys = ReservedKeys(range);
+  for (const Key key : keys) HW_RETURN_IF_ERROR(CheckWritten(key, pages_.at(key), tokens));
+  PublishWatermark(WatermarkCell(rank), tokens);
+  for (const Key key : keys) {
+    if ((PageOfKey(key) + 1) * spec_.geometry.page_tokens <= tokens) Seal(pages_.at(key));
+  }
+  return absl::OkStatus();
+}
+
+std::span<std::byte> SequencePages::PageBytes(const PageEntry& entry) const {
+  return {slab_.At(entry.offset), static_cast<size_t>(spec_.geometry.page_bytes())};
+}
+
+void SequencePages::Seal(PageEntry& entry) {
+  entry.crc = Crc32c(PageBytes(entry));
+  entry.sealed = true;
+}
+
+absl::Status SequencePages::Read(const RowRange& rows, std::span<std::byte> bytes) {
+  HW_RETURN_IF_ERROR(CheckRows(rows, bytes.size()));
+  HW_ASSIGN_OR_RETURN(PageEntry* const entry, Find(rows));
+  const int64_t page = spec_.geometry.PageOf(rows.first_position);
+  const int64_t watermark = Watermark(entry->rank);
+  const int64_t end = rows.first_position + rows.num_positions;
+  if (end > watermark) {
+    return absl::OutOfRangeError(absl::StrCat(Describe(rows, page), ": positions up to ", end,
+                                              " asked for, ", watermark, " are committed"));
+  }
+  if (!entry->sealed && (page + 1) * spec_.geometry.page_tokens <= watermark) Seal(*entry);
+  const std::span<const std::byte> whole = PageBytes(*entry);
+  const size_t first =
+      int64_t{spec_.geometry.RowOf(rows.first_position)} * spec_.geometry.row_bytes;
+  std::memcpy(bytes.data(), whole.data() + first, bytes.size());
+  if (!entry->sealed) return absl::OkStatus();
+  // The copy is checked, not the original, so that what is returned is what was
+  // checked.
+  uint32_t crc = Crc32c(whole.first(first));
+  crc = Crc32c(bytes, crc);
+  crc = Crc32c(whole.subspan(first + bytes.size()), crc);
+  if (crc == entry->crc) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(Describe(rows, page), ": checksum is ", crc, ", want ", entry->crc));
+}
+
+std::atomic<int64_t>& SequencePages::WatermarkCell(int rank) const {
+  return slab_.Watermark(watermarks_offset_ + rank * kWatermarkCellBytes);
+}
+
+int64_t SequencePages::Watermark(int rank) const {
+  if (rank < 0 || rank >= spec_.num_ranks) return 0;
+  // The cell is memory of a rank: whatever it holds, it opens no other position.
+  return std::clamp<int64_t>(WatermarkCell(rank).load(std::memory_order_acquire), 0,
+                             spec_.max_tokens);
+}
+
+std::vector<int64_t> SequencePages::TakeUncommitted(int rank) {
+  std::vector<int64_t> offsets;
+  const int64_t watermark = Watermark(rank);
+  absl::erase_if(pages_, [&](const auto& item) {
+    if (item.second.rank != rank || PageOfKey(item.first) * spec_.geometry.page_tokens < watermark)
+      return false;
+    offsets.push_back(item.second.offset);
+    return true;
+  });
+  return offsets;
+}
+
+std::vector<int64_t> SequencePages::TakeAll() {
+  std::vector<int64_t> offsets;
+  offsets.reserve(pages_.size());
+  for (const auto& [key, entry] : pages_) offsets.push_back(entry.offset);
+  pages_.clear();
+  return offsets;
+}
+
+void SequencePages::StopWriter(int rank) {
+  if (rank < 0 || rank >= spec_.num_ranks) return;
+  writers_.erase(rank);
+  stopped_.insert(rank);
+}
+
+}  // namespace heavywater

@@ -1,0 +1,92 @@
+// The pages of one sequence in the slab: where they lie, who fills them, how far
+// they are written and sealed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cache_service/tier/page_store.h"
+#include "cache_service/tier/slab.h"
+
+namespace heavywater {
+
+// A page's bookkeeping: with its key and the table's overhead under 100 bytes.
+struct PageEntry {
+  int64_t offset = 0;        // in the slab
+  uint32_t crc = 0;          // of the whole page, once sealed
+  int32_t rows_written = 0;  // leading rows that came through Write()
+  int16_t rank = 0;          // that fills it
+  bool direct = false;       // the rank fills it in the slab, rows_written is unknown
+  bool sealed = false;
+};
+
+// Not thread safe; HostPageStore holds its mutex around every call. The slab must
+// outlive it. Does not allocate or free: offsets come from and go to the store.
+class SequencePages {
+ public:
+  SequencePages(const SequenceSpec& spec, int64_t watermarks_offset, Slab& slab);
+
+  // --- Ranges ---
+  absl::Status CheckRange(const PageRange& range) const;
+  // Those of the range that are not reserved yet. FAILED_PRECONDITION when
+  // another rank holds one of the others, or when one that is missing begins
+  // below the watermark (it would be readable before it is written).
+  struct Missing {
+    int64_t pages = 0;
+    int64_t prompt_pages = 0;  // of them: within the prompt
+  };
+  absl::StatusOr<Missing> CountMissing(const PageRange& range) const;
+  // Gives the missing pages `offsets`, in the order of [layer][head][page].
+  Reservation Fill(const PageRange& range, std::span<const int64_t> offsets, bool direct);
+
+  // --- Rows --- (as PageStore says)
+  absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes);
+  absl::Status Commit(int rank, int64_t tokens);
+  absl::Status Read(const RowRange& rows, std::span<std::byte> bytes);
+  int64_t Watermark(int rank) const;
+
+  // Removes the rank's pages wholly above its watermark, or all pages; their
+  // offsets.
+  std::vector<int64_t> TakeUncommitted(int rank);
+  std::vector<int64_t> TakeAll();
+
+  // Ranks that may be writing in the slab.
+  void StopWriter(int rank);
+  bool has_writers() const { return !writers_.empty(); }
+  bool all_stopped() const { return static_cast<int>(stopped_.size()) == spec_.num_ranks; }
+
+  const SequenceSpec& spec() const { return spec_; }
+  int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
+  int64_t watermarks_offset() const { return watermarks_offset_; }
+  static int64_t WatermarksBytes(int num_ranks) { return num_ranks * kWatermarkCellBytes; }
+
+ private:
+  using Key = uint64_t;
+  Key KeyOf(int layer, int kv_head, int64_t page) const;
+  absl::Status CheckRows(const RowRange& rows, size_t bytes) const;
+  static int64_t PageOfKey(Key key) { return static_cast<int64_t>(key >> 20); }
+  // Of the rank's own pages in the range: those that are reserved.
+  std::vector<Key> ReservedKeys(const PageRange& range) const;
+  absl::Status CheckWritten(Key key, const PageEntry& entry, int64_t tokens) const;
+  // NOT_FOUND naming the page.
+  absl::StatusOr<PageEntry*> Find(const RowRange& rows);
+  std::span<std::byte> PageBytes(const PageEntry& entry) const;
+  void Seal(PageEntry& entry);
+  std::atomic<int64_t>& WatermarkCell(int rank) const;
+
+  const SequenceSpec spec_;
+  const int64_t watermarks_offset_;
+  Slab& slab_;
+  absl::flat_hash_map<Key, PageEntry> pages_;
+  absl::flat_hash_map<int, HeadRange> heads_;  // by rank, all that it ever reserved
+  absl::flat_hash_set<int> writers_;
+  absl::flat_hash_set<int> stopped_;
+};
+
+}  // namespace heavywater
