@@ -1,0 +1,195 @@
+#include "cache_service/registry/group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+#include "cache_service/registry/join_agreement.h"
+#include "cache_service/registry/validate.h"
+
+namespace heavywater {
+namespace {
+
+// Several heartbeats may be lost before a lease ends.
+constexpr int kHeartbeatsPerLease = 5;
+
+}  // namespace
+
+void Group::Answer(JoinDone done, absl::StatusOr<v1::JoinResponse> result,
+                   DeferredCalls& deferred) {
+  deferred.push_back([done = std::move(done), result = std::move(result)] { done(result); });
+}
+
+v1::JoinResponse Group::Response() const {
+  v1::JoinResponse response;
+  response.set_epoch(epoch_);
+  response.set_lease_ms(absl::ToInt64Milliseconds(lease_));
+  response.set_heartbeat_interval_ms(
+      std::max<int64_t>(1, absl::ToInt64Milliseconds(lease_ / kHeartbeatsPerLease)));
+  for (const auto& [rank, member] : members_) response.add_addresses(member.address);
+  return response;
+}
+
+bool Group::OthersAreLive(int rank, absl::Time now) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
+    return item.first != rank && item.second.lease_end > now;
+  });
+}
+
+bool Group::Join(Ticket ticket, const v1::JoinRequest& request, absl::Time now, Epoch epoch,
+                 JoinDone done, DeferredCalls& deferred) {
+  if (formed_) {
+    const auto member = members_.find(request.rank());
+    const absl::Status agreement = CheckAgreement(request, common_);
+    if (member != members_.end() && member->second.instance == request.instance() &&
+        agreement.ok()) {
+      member->second.lease_end = now + lease_;
+      Answer(std::move(done), Response(), deferred);  // a retry: the answer was lost
+      return false;
+    }
+    if (!agreement.ok() && OthersAreLive(request.rank(), now)) {
+      // A stray process must not end a group that works.
+      Answer(std::move(done), agreement, deferred);
+      return false;
+    }
+    Dissolve(absl::StrCat("rank ", request.rank(), " joined anew"), deferred);
+  }
+  if (!joining_.empty()) {
+    const absl::Status agreement = CheckAgreement(request, joining_.begin()->second.request);
+    if (!agreement.ok()) {
+      for (auto& [rank, joining] : joining_) Answer(std::move(joining.done), agreement, deferred);
+      joining_.clear();
+      Answer(std::move(done), agreement, deferred);
+      return false;
+    }
+  }
+  const auto earlier = joining_.find(request.rank());
+  if (earlier != joining_.end()) {
+    Answer(std::move(earlier->second.done),
+           absl::AbortedError(absl::StrCat("rank ", request.rank(), " joined again as instance \"",
+                                           request.instance(), "\"")),
+           deferred);
+    joining_.erase(earlier);
+  }
+  const int64_t timeout_ms =
+      request.timeout_ms() == 0 ? kDefaultJoinTimeoutMs : request.timeout_ms();
+  joining_.emplace(request.rank(),
+                   Joining{ticket, request, now + absl::Milliseconds(timeout_ms), std::move(done)});
+  if (static_cast<int>(joining_.size()) < request.size()) return false;
+  Form(epoch, now, deferred);
+  return true;
+}
+
+void Group::Form(Epoch epoch, absl::Time now, DeferredCalls& deferred) {
+  epoch_ = epoch;
+  formed_ = true;
+  common_ = joining_.begin()->second.request;
+  std::map<int, Member> members;
+  for (const auto& [rank, joining] : joining_) {
+    const auto before = members_.find(rank);
+    const bool same =
+        before != members_.end() && before->second.instance == joining.request.instance();
+    members[rank] = {joining.request.instance(), joining.request.advertised_address(), now + lease_,
+                     same && before->second.direct};
+  }
+  members_ = std::move(members);
+  const v1::JoinResponse response = Response();
+  for (auto& [rank, joining] : joining_) Answer(std::move(joining.done), response, deferred);
+  joining_.clear();
+}
+
+void Group::Dissolve(const std::string& why, DeferredCalls& deferred) {
+  if (!formed_) return;
+  formed_ = false;
+  dissolved_because_ = why;
+  board_.Clear(CheckEpoch(epoch_), deferred);
+}
+
+absl::Status Group::CheckEpoch(Epoch epoch) const {
+  if (!formed_) {
+    return absl::AbortedError(
+        absl::StrCat("group \"", name_, "\" has no current formation: ", dissolved_because_));
+  }
+  if (epoch == epoch_) return absl::OkStatus();
+  return absl::AbortedError(
+      absl::StrCat("epoch is ", epoch, ", group \"", name_, "\" is at ", epoch_));
+}
+
+absl::Status Group::CheckRank(int rank, Epoch epoch) const {
+  HW_RETURN_IF_ERROR(CheckEpoch(epoch));
+  return CheckInt("rank", rank, 0, size() - 1);
+}
+
+absl::Status Group::Renew(int rank, Epoch epoch, absl::Time now) {
+  HW_RETURN_IF_ERROR(CheckRank(rank, epoch));
+  members_[rank].lease_end = now + lease_;
+  return absl::OkStatus();
+}
+
+absl::Status Group::Leave(int rank, Epoch epoch, DeferredCalls& deferred) {
+  // Ranks leave one after another: the second finds the formation dissolved by
+  // the first, and is a member of it nevertheless.
+  if (epoch != epoch_) return CheckEpoch(epoch);
+  HW_RETURN_IF_ERROR(CheckInt("rank", rank, 0, size() - 1));
+  members_.erase(rank);
+  Dissolve(absl::StrCat("rank ", rank, " left"), deferred);
+  return absl::OkStatus();
+}
+
+std::string Group::MissingRanks() const {
+  std::string missing;
+  const int size = joining_.begin()->second.request.size();
+  for (int rank = 0; rank < size; ++rank) {
+    if (joining_.contains(rank)) continue;
+    absl::StrAppend(&missing, missing.empty() ? "" : ", ", rank);
+  }
+  return absl::StrCat(missing, " of ", size);
+}
+
+void Group::Tick(absl::Time now, DeferredCalls& deferred) {
+  for (auto member = members_.begin(); member != members_.end();) {
+    if (member->second.lease_end > now) {
+      ++member;
+      continue;
+    }
+    Dissolve(absl::StrCat("the lease of rank ", member->first, " ended"), deferred);
+    member = members_.erase(member);
+  }
+  const std::string missing = joining_.empty() ? "" : MissingRanks();
+  for (auto joining = joining_.begin(); joining != joining_.end();) {
+    if (joining->second.deadline > now) {
+      ++joining;
+      continue;
+    }
+    Answer(std::move(joining->second.done),
+           absl::DeadlineExceededError(
+               absl::StrCat("group \"", name_, "\" is not complete: missing ranks ", missing)),
+           deferred);
+    joining = joining_.erase(joining);
+  }
+  board_.Expire(now, deferred);
+}
+
+void Group::Cancel(Ticket ticket, DeferredCalls& deferred) {
+  for (auto joining = joining_.begin(); joining != joining_.end(); ++joining) {
+    if (joining->second.ticket != ticket) continue;
+    Answer(std::move(joining->second.done), absl::CancelledError("the caller gave up"), deferred);
+    joining_.erase(joining);
+    return;
+  }
+  board_.Cancel(ticket, deferred);
+}
+
+void Group::FailWaiting(const absl::Status& status, DeferredCalls& deferred) {
+  for (auto& [rank, joining] : joining_) Answer(std::move(joining.done), status, deferred);
+  joining_.clear();
+  board_.Clear(status, deferred);
+}
+
+bool Group::IsDirect(int rank) const {
+  const auto member = members_.find(rank);
+  return member != members_.end() && member->second.direct;
+}
+
+}  // namespace heavywater

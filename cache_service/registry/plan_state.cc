@@ -1,0 +1,136 @@
+#include "cache_service/registry/plan_state.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+#include "cache_service/registry/validate.h"
+
+namespace heavywater {
+namespace {
+
+// Plans that wait to be committed. A rank that falls this far behind makes the
+// oldest ones uncommittable; later ones still commit.
+constexpr size_t kMaxPendingPlans = 256;
+
+}  // namespace
+
+PlanState::PlanState(const PlanLayout& layout) : layout_(layout), ranks_(layout.num_ranks) {}
+
+absl::Status PlanState::ValidateSet(const v1::ReportedSet& set, int64_t tokens_seen) const {
+  HW_RETURN_IF_ERROR(CheckInt("sets.layer", set.layer(), 0, layout_.num_layers - 1));
+  const int first_head = layout_.per_kv_head ? 0 : -1;
+  const int last_head = layout_.per_kv_head ? layout_.num_kv_heads - 1 : -1;
+  HW_RETURN_IF_ERROR(CheckInt("sets.kv_head", set.kv_head(), first_head, last_head));
+  if (set.scores_size() != 0 && set.scores_size() != set.positions_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sets.scores has ", set.scores_size(), " values, want ", set.positions_size(), " or none"));
+  }
+  int64_t next = 0;
+  for (const int32_t position : set.positions()) {
+    if (position < next || position >= tokens_seen) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sets.positions has ", position, " where at least ", next, " and below ",
+                       tokens_seen, " is wanted (layer ", set.layer(), ")"));
+    }
+    next = int64_t{position} + 1;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PlanState::Validate(int rank, const v1::PlanReport& report) const {
+  HW_RETURN_IF_ERROR(CheckInt("rank", rank, 0, layout_.num_ranks - 1));
+  HW_RETURN_IF_ERROR(CheckInt("plan", report.plan(), 1, int64_t{1} << 40));
+  HW_RETURN_IF_ERROR(CheckInt("tokens_seen", report.tokens_seen(), 1, layout_.max_tokens));
+  HW_RETURN_IF_ERROR(CheckInt("watermark", report.watermark(), 0, layout_.max_tokens));
+  HW_RETURN_IF_ERROR(
+      CheckFlatRanges("dropped_ranges", report.dropped_ranges(), report.tokens_seen()));
+  HW_RETURN_IF_ERROR(
+      CheckInt("first_token", report.first_token(), 0, layout_.max_tokens - report.tokens_size()));
+  for (const v1::ReportedSet& set : report.sets()) {
+    HW_RETURN_IF_ERROR(ValidateSet(set, report.tokens_seen()));
+  }
+  return absl::OkStatus();
+}
+
+void PlanState::AddTokens(const v1::PlanReport& report) {
+  const int64_t known = static_cast<int64_t>(tokens_.size());
+  // After a gap (a report was lost) the text cannot be continued.
+  if (report.first_token() > known) return;
+  const int64_t repeated = known - report.first_token();
+  for (int64_t i = repeated; i < report.tokens_size(); ++i) tokens_.push_back(report.tokens(i));
+}
+
+void PlanState::CheckAgreement(const Plan& plan, int rank, const v1::PlanReport& report) {
+  if (!agreement_.ok()) return;
+  const auto disagree = [&](const char* what, auto first, auto second) {
+    agreement_ = absl::FailedPreconditionError(absl::StrCat(
+        "ranks disagree on plan ", plan.number, " of sequence ", layout_.sequence, ": ", what,
+        " is ", first, " on rank ", plan.first_rank, " and ", second, " on rank ", rank));
+  };
+  if (plan.tokens_seen != report.tokens_seen()) {
+    disagree("tokens_seen", plan.tokens_seen, report.tokens_seen());
+  } else if (!layout_.per_kv_head && plan.hash != report.hash()) {
+    disagree("hash", plan.hash, report.hash());
+  }
+}
+
+void PlanState::Apply(int rank, const v1::PlanReport& report) {
+  Rank& state = ranks_[rank];
+  state.watermark = std::max(state.watermark, report.watermark());
+  state.finished |= report.finished();
+  AddTokens(report);
+  if (report.plan() < state.last_plan) return;
+  state.last_plan = report.plan();
+  if (committed_ != nullptr && report.plan() <= committed_->number) return;
+
+  const auto [entry, added] = pending_.try_emplace(report.plan());
+  Plan& plan = entry->second;
+  if (added) {
+    plan.number = report.plan();
+    plan.tokens_seen = report.tokens_seen();
+    plan.hash = report.hash();
+    plan.first_rank = rank;
+    plan.reported.resize(layout_.num_ranks);
+    plan.dropped.resize(layout_.num_ranks);
+  }
+  CheckAgreement(plan, rank, report);
+  plan.reported[rank] = true;
+  plan.dropped[rank] = FromFlat(report.dropped_ranges());
+  for (const v1::ReportedSet& set : report.sets()) {
+    ResidentPositions& resident = plan.sets[{set.layer(), set.kv_head()}];
+    resident.positions.assign(set.positions().begin(), set.positions().end());
+    resident.scores.assign(set.scores().begin(), set.scores().end());
+    resident.scores.resize(resident.positions.size());
+    resident.rank = rank;
+  }
+  while (pending_.size() > kMaxPendingPlans) pending_.erase(pending_.begin());
+}
+
+bool PlanState::IsComplete(const Plan& plan) const {
+  const int num_sets = layout_.num_layers * (layout_.per_kv_head ? layout_.num_kv_heads : 1);
+  return static_cast<int>(plan.sets.size()) == num_sets &&
+         std::all_of(plan.reported.begin(), plan.reported.end(), [](bool is) { return is; });
+}
+
+void PlanState::Advance(const std::function<int64_t(int)>& watermark) {
+  if (!agreement_.ok() || pending_.empty()) return;
+  int64_t lowest = layout_.max_tokens;
+  for (int rank = 0; rank < layout_.num_ranks; ++rank) {
+    lowest = std::min(lowest, std::max(ranks_[rank].watermark, watermark(rank)));
+  }
+  const auto last = std::find_if(pending_.rbegin(), pending_.rend(), [&](const auto& item) {
+    return item.second.tokens_seen <= lowest && IsComplete(item.second);
+  });
+  if (last == pending_.rend()) return;
+  const auto committed = std::prev(last.base());
+  committed_ = std::make_shared<const Plan>(std::move(committed->second));
+  pending_.erase(pending_.begin(), std::next(committed));
+}
+
+bool PlanState::all_finished() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.finished; });
+}
+
+}  // namespace heavywater

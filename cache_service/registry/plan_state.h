@@ -1,0 +1,93 @@
+// What the ranks have reported about one sequence's plans, and which plan is
+// committed: the last one that all ranks reported alike, whose tokens all ranks
+// have written to the host tier, and whose sets are known.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cache_service/base/ids.h"
+#include "cache_service/registry/position_ranges.h"
+#include "heavywater/v1/group.pb.h"
+
+namespace heavywater {
+
+struct PlanLayout {
+  SequenceId sequence = 0;
+  int num_ranks = 1;
+  int num_layers = 1;
+  int num_kv_heads = 1;
+  bool per_kv_head = false;  // scope kv_head: a set for every head, hashes differ by rank
+  int64_t max_tokens = 1;
+};
+
+// One layer's set, or one KV head's of one layer.
+struct ResidentPositions {
+  std::vector<int32_t> positions;  // ascending
+  std::vector<int64_t> scores;     // [positions] 2^-32 fixed point
+  int rank = 0;                    // that reported it
+};
+
+struct Plan {
+  int64_t number = 0;
+  int64_t tokens_seen = 0;
+  uint64_t hash = 0;
+  int first_rank = 0;                                     // whose report came first
+  std::vector<bool> reported;                             // [num_ranks]
+  std::vector<PositionRanges> dropped;                    // [num_ranks] as of this plan
+  std::map<std::pair<int, int>, ResidentPositions> sets;  // by layer and kv_head (or -1)
+};
+
+// Not thread safe.
+class PlanState {
+ public:
+  explicit PlanState(const PlanLayout& layout);
+
+  // INVALID_ARGUMENT naming the field; nothing is changed either way.
+  absl::Status Validate(int rank, const v1::PlanReport& report) const;
+
+  // Takes a valid report. One whose plan lies before the rank's last is a replay
+  // and ignored; one of the same plan adds the sets that an earlier part of the
+  // report lacked.
+  void Apply(int rank, const v1::PlanReport& report);
+
+  // Moves the committed plan on. `watermark(rank)`: positions below are in the
+  // host tier, as the tier knows it; what the rank reported counts, too.
+  void Advance(const std::function<int64_t(int)>& watermark);
+
+  // Null before the first.
+  std::shared_ptr<const Plan> committed() const { return committed_; }
+  // FAILED_PRECONDITION naming both values once ranks have disagreed; no plan is
+  // committed from then on.
+  const absl::Status& agreement() const { return agreement_; }
+  bool finished(int rank) const { return ranks_[rank].finished; }
+  bool all_finished() const;
+  // Token ids from position 0 on, as far as reported without a gap.
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+
+ private:
+  struct Rank {
+    int64_t last_plan = 0;
+    int64_t watermark = 0;
+    bool finished = false;
+  };
+
+  absl::Status ValidateSet(const v1::ReportedSet& set, int64_t tokens_seen) const;
+  void AddTokens(const v1::PlanReport& report);
+  void CheckAgreement(const Plan& plan, int rank, const v1::PlanReport& report);
+  bool IsComplete(const Plan& plan) const;
+
+  const PlanLayout layout_;
+  std::vector<Rank> ranks_;
+  std::map<int64_t, Plan> pending_;  // by number, above the committed one
+  std::shared_ptr<const Plan> committed_;
+  absl::Status agreement_;
+  std::vector<int32_t> tokens_;
+};
+
+}  // namespace heavywater

@@ -1,0 +1,69 @@
+// The registry as a whole: groups and sequences, tied to each other and to the
+// page store. What the gRPC handlers call.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cache_service/base/clock.h"
+#include "cache_service/base/ids.h"
+#include "cache_service/base/mutex.h"
+#include "cache_service/registry/group_registry.h"
+#include "cache_service/registry/registry_options.h"
+#include "cache_service/registry/sequence_registry.h"
+#include "cache_service/tier/page_store.h"
+#include "heavywater/v1/group.pb.h"
+#include "heavywater/v1/sequence.pb.h"
+
+namespace heavywater {
+
+// Thread safe.
+class Registry {
+ public:
+  // The store and the clock must outlive it.
+  Registry(const RegistryOptions& options, PageStore& store, Clock& clock);
+
+  GroupRegistry& groups() { return groups_; }
+  SequenceRegistry& sequences() { return sequences_; }
+
+  // FAILED_PRECONDITION when the fingerprint is not the group's.
+  absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request);
+  absl::StatusOr<v1::HeartbeatResponse> Heartbeat(const v1::HeartbeatRequest& request);
+  absl::StatusOr<v1::ReportPlanResponse> ReportPlan(const v1::ReportPlanRequest& request);
+
+  // The rank will map the slab and write into it.
+  absl::Status AttachDirect(const std::string& group, int rank, Epoch epoch);
+  // The rank may write to the sequence now; whether it does so in the slab.
+  // NOT_FOUND: sequence; ABORTED: epoch.
+  absl::StatusOr<bool> CheckWriter(SequenceId sequence, int rank, Epoch epoch) const;
+
+  // Ends leases and waits that are over, reclaims pages; called several times a
+  // second.
+  void Tick();
+
+ private:
+  // An ended sequence whose pages ranks may still be writing in the slab.
+  struct Retiring {
+    std::string group;
+    int num_ranks = 0;
+    absl::Time deadline;
+  };
+
+  void CollectEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StopWriters(const std::string& group, int rank,
+                   const google::protobuf::RepeatedField<uint64_t>& still_listed);
+
+  const RegistryOptions options_;
+  PageStore& store_;
+  Clock& clock_;
+  GroupRegistry groups_;
+  SequenceRegistry sequences_;
+  Mutex mutex_;
+  std::map<SequenceId, Retiring> retiring_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace heavywater

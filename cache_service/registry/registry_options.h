@@ -1,0 +1,36 @@
+// Limits of the registry. Plain, converted from CacheConfig by the server.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace heavywater {
+
+struct RegistryOptions {
+  int64_t max_sequences = 10000;
+  int64_t max_groups = 64;
+  absl::Duration sequence_lease = absl::Seconds(60);  // where Open gives none
+  absl::Duration rank_lease = absl::Seconds(5);
+  // Numbers go up from here. The server begins at its start time, so that no id
+  // or epoch of an earlier run comes again.
+  uint64_t first_sequence_id = 1;
+  uint64_t first_epoch = 1;
+};
+
+// Bounds of single requests.
+inline constexpr int kMaxRanks = 256;
+inline constexpr size_t kMaxNameBytes = 128;
+inline constexpr size_t kMaxDigestBytes = 16384;
+inline constexpr int64_t kMaxJoinTimeoutMs = 600'000;
+inline constexpr int64_t kDefaultJoinTimeoutMs = 30'000;
+inline constexpr int64_t kMaxLeaseMs = 24 * 3600 * 1000;
+
+// Of the key-value store of one group.
+inline constexpr size_t kMaxKeyBytes = 256;
+inline constexpr size_t kMaxValueBytes = 64 * 1024;
+inline constexpr size_t kMaxKeys = 4096;
+inline constexpr size_t kMaxBoardBytes = 16 << 20;
+inline constexpr size_t kMaxWaiters = 4096;
+
+}  // namespace heavywater

@@ -1,0 +1,307 @@
+#include "cache_service/registry/sequence_registry.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+#include "cache_service/registry/layout.h"
+#include "cache_service/registry/plan_sets.h"
+#include "cache_service/registry/validate.h"
+
+namespace heavywater {
+namespace {
+
+constexpr int kDefaultPageSize = 100;
+constexpr int kMaxPageSize = 1000;
+// A sequence message stays below gRPC's limit of 4 MiB with 5 bytes a token.
+constexpr int64_t kMaxTokensInMessage = 700'000;
+
+absl::Status Unknown(SequenceId id) {
+  return absl::NotFoundError(absl::StrCat("sequence ", id, " is unknown or has ended"));
+}
+
+size_t HashOf(const v1::OpenSequenceRequest& request) {
+  return std::hash<std::string>()(request.SerializeAsString());
+}
+
+absl::Status CheckOpen(const v1::OpenSequenceRequest& request) {
+  HW_RETURN_IF_ERROR(CheckText("request_id", request.request_id(), 1, kMaxNameBytes));
+  HW_RETURN_IF_ERROR(CheckText("tenant", request.tenant(), 0, kMaxNameBytes));
+  HW_RETURN_IF_ERROR(CheckInt("lease_ms", request.lease_ms(), 0, kMaxLeaseMs));
+  HW_RETURN_IF_ERROR(
+      CheckInt("max_tokens", request.max_tokens(), 1, std::numeric_limits<Position>::max()));
+  HW_RETURN_IF_ERROR(CheckInt("prompt_tokens", request.prompt_tokens(), 0, request.max_tokens()));
+  const v1::ResolvedBudget& budget = request.budget();
+  const int64_t max = std::numeric_limits<Position>::max();
+  HW_RETURN_IF_ERROR(CheckText("budget.policy", budget.policy(), 0, kMaxNameBytes));
+  HW_RETURN_IF_ERROR(CheckInt("budget.budget_tokens", budget.budget_tokens(), 0, max));
+  HW_RETURN_IF_ERROR(CheckInt("budget.sink_tokens", budget.sink_tokens(), 0, max));
+  HW_RETURN_IF_ERROR(CheckInt("budget.recent_tokens", budget.recent_tokens(), 0, max));
+  const std::string& scope = budget.scope();
+  if (scope == "layer" || scope == "kv_head") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("budget.scope is \"", scope, "\", want \"layer\" or \"kv_head\""));
+}
+
+}  // namespace
+
+SequenceRegistry::SequenceRegistry(const RegistryOptions& options, PageStore& store, Clock& clock)
+    : options_(options), store_(store), clock_(clock), next_id_(options.first_sequence_id) {}
+
+absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Replay(
+    const v1::OpenSequenceRequest& request, const FirstAnswer& first) const {
+  if (HashOf(request) == first.request_hash) return first.response;
+  return absl::AlreadyExistsError(
+      absl::StrCat("request_id \"", request.request_id(), "\" was used for sequence ",
+                   first.response.sequence_id(), " with another request"));
+}
+
+absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Open(
+    const v1::OpenSequenceRequest& request, int num_ranks) {
+  HW_RETURN_IF_ERROR(CheckOpen(request));
+  HW_ASSIGN_OR_RETURN(const PageGeometry geometry, GeometryOf(request.fingerprint()));
+  MutexLock lock(&mutex_);
+  const auto first = first_answers_.find(request.request_id());
+  if (first != first_answers_.end()) return Replay(request, first->second);
+  if (static_cast<int64_t>(records_.size()) >= options_.max_sequences) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "there are ", records_.size(), " sequences, the limit is ", options_.max_sequences));
+  }
+  const SequenceId id = next_id_;
+  HW_RETURN_IF_ERROR(store_.Open({.sequence = id,
+                                  .geometry = geometry,
+                                  .num_ranks = num_ranks,
+                                  .max_tokens = request.max_tokens(),
+                                  .prompt_tokens = request.prompt_tokens()}));
+  ++next_id_;
+  const PlanLayout layout = {.sequence = id,
+                             .num_ranks = num_ranks,
+                             .num_layers = geometry.num_layers,
+                             .num_kv_heads = geometry.num_kv_heads,
+                             .per_kv_head = request.budget().scope() == "kv_head",
+                             .max_tokens = request.max_tokens()};
+  Record& record = records_.try_emplace(id, request, layout).first->second;
+  record.lease =
+      request.lease_ms() == 0 ? options_.sequence_lease : absl::Milliseconds(request.lease_ms());
+  record.lease_end = clock_.Now() + record.lease;
+  v1::OpenSequenceResponse response;
+  response.set_sequence_id(id);
+  response.set_lease_ms(absl::ToInt64Milliseconds(record.lease));
+  first_answers_[request.request_id()] = {HashOf(request), response};
+  return response;
+}
+
+absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(SequenceId id) {
+  const auto record = records_.find(id);
+  if (record == records_.end()) return Unknown(id);
+  return record;
+}
+
+SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator record) {
+  const auto& [id, state] = *record;
+  (void)store_.Release(id);
+  ended_.push_back({id, state.request.group(), state.num_ranks});
+  ended_requests_.push_back(state.request.request_id());
+  // What is remembered of the ended is bounded like the living.
+  while (static_cast<int64_t>(ended_requests_.size()) > options_.max_sequences) {
+    first_answers_.erase(ended_requests_.front());
+    ended_requests_.pop_front();
+  }
+  return records_.erase(record);
+}
+
+void SequenceRegistry::Advance(SequenceId id, Record& record) {
+  record.plans.Advance([&](int rank) { return store_.Watermark(id, rank); });
+}
+
+v1::Sequence SequenceRegistry::Describe(SequenceId id, Record& record) {
+  Advance(id, record);
+  v1::Sequence sequence;
+  sequence.set_sequence_id(id);
+  sequence.set_group(record.request.group());
+  sequence.set_epoch(record.request.epoch());
+  sequence.set_tenant(record.request.tenant());
+  *sequence.mutable_fingerprint() = record.request.fingerprint();
+  *sequence.mutable_budget() = record.request.budget();
+  sequence.set_prompt_tokens(record.request.prompt_tokens());
+  if (const auto plan = record.plans.committed(); plan != nullptr) {
+    *sequence.mutable_counts() = CountSets(*plan);
+    sequence.set_committed_plan(plan->number);
+    sequence.set_committed_tokens(plan->tokens_seen);
+  }
+  sequence.set_host_bytes(store_.SequenceBytes(id));
+  sequence.set_lease_remaining_ms(
+      std::max<int64_t>(0, absl::ToInt64Milliseconds(record.lease_end - clock_.Now())));
+  sequence.set_finished(record.plans.all_finished());
+  return sequence;
+}
+
+absl::StatusOr<v1::Sequence> SequenceRegistry::Get(SequenceId id) {
+  MutexLock lock(&mutex_);
+  HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(id));
+  v1::Sequence sequence = Describe(id, record->second);
+  const std::vector<int32_t>& tokens = record->second.plans.tokens();
+  const int64_t count = std::min<int64_t>(kMaxTokensInMessage, tokens.size());
+  sequence.mutable_tokens()->Add(tokens.begin(), tokens.begin() + count);
+  return sequence;
+}
+
+absl::StatusOr<v1::ListSequencesResponse> SequenceRegistry::List(
+    const v1::ListSequencesRequest& request) {
+  HW_RETURN_IF_ERROR(CheckInt("page_size", request.page_size(), 0, kMaxPageSize));
+  SequenceId after = 0;
+  if (!request.page_token().empty() && !absl::SimpleAtoi(request.page_token(), &after)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page_token is \"", request.page_token(), "\", want one that List returned"));
+  }
+  const int page_size = request.page_size() == 0 ? kDefaultPageSize : request.page_size();
+  v1::ListSequencesResponse response;
+  MutexLock lock(&mutex_);
+  for (auto record = records_.upper_bound(after); record != records_.end(); ++record) {
+    if (!request.group().empty() && record->second.request.group() != request.group()) continue;
+    if (response.sequences_size() == page_size) {
+      response.set_next_page_token(absl::StrCat(response.sequences().rbegin()->sequence_id()));
+      break;
+    }
+    *response.add_sequences() = Describe(record->first, record->second);
+  }
+  return response;
+}
+
+absl::Status SequenceRegistry::Close(const v1::CloseSequenceRequest& request) {
+  HW_RETURN_IF_ERROR(CheckText("request_id", request.request_id(), 0, kMaxNameBytes));
+  MutexLock lock(&mutex_);
+  const auto closed = closed_.find(request.sequence_id());
+  if (closed != closed_.end() && !request.request_id().empty() &&
+      closed->second == request.request_id()) {
+    return absl::OkStatus();  // a replay
+  }
+  HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(request.sequence_id()));
+  End(record);
+  closed_[request.sequence_id()] = request.request_id();
+  if (static_cast<int64_t>(closed_.size()) > options_.max_sequences) {
+    closed_.erase(closed_.begin());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<v1::SequenceSet>> SequenceRegistry::GetSets(
+    const v1::GetSetsRequest& request) {
+  std::shared_ptr<const Plan> plan;
+  v1::ResolvedBudget budget;
+  {
+    MutexLock lock(&mutex_);
+    HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(request.sequence_id()));
+    const int num_layers = record->second.request.fingerprint().num_layers();
+    for (const int32_t layer : request.layers()) {
+      HW_RETURN_IF_ERROR(CheckInt("layers", layer, 0, num_layers - 1));
+    }
+    Advance(request.sequence_id(), record->second);
+    plan = record->second.plans.committed();
+    budget = record->second.request.budget();
+  }
+  // Before the first committed plan there is no set to show.
+  if (plan == nullptr) return std::vector<v1::SequenceSet>();
+  return SplitSets(*plan, budget, request.layers());
+}
+
+absl::Status SequenceRegistry::Renew(const std::string& group,
+                                     const google::protobuf::RepeatedField<uint64_t>& ids,
+                                     google::protobuf::RepeatedField<uint64_t>* unknown) {
+  absl::Status agreement;
+  MutexLock lock(&mutex_);
+  for (const SequenceId id : ids) {
+    const auto record = records_.find(id);
+    if (record == records_.end() || record->second.request.group() != group) {
+      unknown->Add(id);
+      continue;
+    }
+    record->second.lease_end = clock_.Now() + record->second.lease;
+    if (agreement.ok()) agreement = record->second.plans.agreement();
+  }
+  return agreement;
+}
+
+absl::Status SequenceRegistry::ValidateReports(const v1::ReportPlanRequest& request) {
+  for (const v1::PlanReport& report : request.reports()) {
+    const auto record = records_.find(report.sequence_id());
+    if (record == records_.end()) continue;
+    if (record->second.request.group() != request.group()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("sequence ", report.sequence_id(), " belongs to group \"",
+                       record->second.request.group(), "\", not to \"", request.group(), "\""));
+    }
+    HW_RETURN_IF_ERROR(record->second.plans.Validate(request.rank(), report));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
+                                      google::protobuf::RepeatedField<uint64_t>* unknown) {
+  absl::Status agreement;
+  MutexLock lock(&mutex_);
+  HW_RETURN_IF_ERROR(ValidateReports(request));
+  for (const v1::PlanReport& report : request.reports()) {
+    const auto found = records_.find(report.sequence_id());
+    if (found == records_.end()) {
+      unknown->Add(report.sequence_id());
+      continue;
+    }
+    Record& record = found->second;
+    record.plans.Apply(request.rank(), report);
+    ++num_reports_;
+    if (!record.plans.agreement().ok() && !record.disagreement_counted) {
+      record.disagreement_counted = true;
+      ++num_disagreements_;
+    }
+    if (agreement.ok()) agreement = record.plans.agreement();
+    Advance(report.sequence_id(), record);
+  }
+  return agreement;
+}
+
+absl::StatusOr<SequenceRegistry::Owner> SequenceRegistry::FindOwner(SequenceId id) const {
+  MutexLock lock(&mutex_);
+  const auto record = records_.find(id);
+  if (record == records_.end()) return Unknown(id);
+  return Owner{record->second.request.group(), record->second.request.fingerprint()};
+}
+
+void SequenceRegistry::Tick() {
+  MutexLock lock(&mutex_);
+  const absl::Time now = clock_.Now();
+  for (auto record = records_.begin(); record != records_.end();) {
+    if (record->second.lease_end <= now) {
+      record = End(record);
+      continue;
+    }
+    Advance(record->first, record->second);
+    ++record;
+  }
+}
+
+std::vector<SequenceRegistry::Ended> SequenceRegistry::TakeEnded() {
+  MutexLock lock(&mutex_);
+  return std::exchange(ended_, {});
+}
+
+int64_t SequenceRegistry::num_sequences() const {
+  MutexLock lock(&mutex_);
+  return static_cast<int64_t>(records_.size());
+}
+
+int64_t SequenceRegistry::num_reports() const {
+  MutexLock lock(&mutex_);
+  return num_reports_;
+}
+
+int64_t SequenceRegistry::num_disagreements() const {
+  MutexLock lock(&mutex_);
+  return num_disagreements_;
+}
+
+}  // namespace heavywater

@@ -1,0 +1,117 @@
+// All sequences: ids, leases, and what their ranks report.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cache_service/base/clock.h"
+#include "cache_service/base/ids.h"
+#include "cache_service/base/mutex.h"
+#include "cache_service/registry/plan_state.h"
+#include "cache_service/registry/registry_options.h"
+#include "cache_service/tier/page_store.h"
+#include "heavywater/v1/group.pb.h"
+#include "heavywater/v1/sequence.pb.h"
+
+namespace heavywater {
+
+// Thread safe. Pages of a sequence exist in the store exactly while it is here.
+class SequenceRegistry {
+ public:
+  // The store and the clock must outlive it.
+  SequenceRegistry(const RegistryOptions& options, PageStore& store, Clock& clock);
+
+  // The request has been checked against its group, which has `num_ranks`.
+  absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request,
+                                                int num_ranks);
+  absl::StatusOr<v1::Sequence> Get(SequenceId id);
+  absl::StatusOr<v1::ListSequencesResponse> List(const v1::ListSequencesRequest& request);
+  absl::Status Close(const v1::CloseSequenceRequest& request);
+  absl::StatusOr<std::vector<v1::SequenceSet>> GetSets(const v1::GetSetsRequest& request);
+
+  // Renews the leases of the group's sequences among these; adds the others to
+  // `unknown`. FAILED_PRECONDITION when ranks have disagreed about one of them
+  // (its lease is renewed nevertheless).
+  absl::Status Renew(const std::string& group, const google::protobuf::RepeatedField<uint64_t>& ids,
+                     google::protobuf::RepeatedField<uint64_t>* unknown);
+
+  // All reports or none: INVALID_ARGUMENT changes nothing. Sequences that are
+  // gone are added to `unknown`. FAILED_PRECONDITION when ranks disagree; all
+  // reports are taken nevertheless.
+  absl::Status Report(const v1::ReportPlanRequest& request,
+                      google::protobuf::RepeatedField<uint64_t>* unknown);
+
+  // What handlers of pages need to know. NOT_FOUND.
+  struct Owner {
+    std::string group;
+    v1::Fingerprint fingerprint;
+  };
+  absl::StatusOr<Owner> FindOwner(SequenceId id) const;
+
+  // Ends leases that are over and moves committed plans on.
+  void Tick();
+
+  // Ended sequences since the last call, for whoever tracks their writers.
+  struct Ended {
+    SequenceId id = 0;
+    std::string group;
+    int num_ranks = 0;
+  };
+  std::vector<Ended> TakeEnded();
+
+  int64_t num_sequences() const;
+  int64_t num_reports() const;
+  int64_t num_disagreements() const;
+
+ private:
+  struct Record {
+    Record(const v1::OpenSequenceRequest& request, const PlanLayout& layout)
+        : request(request), num_ranks(layout.num_ranks), plans(layout) {}
+    v1::OpenSequenceRequest request;
+    int num_ranks;
+    absl::Duration lease;
+    absl::Time lease_end;
+    PlanState plans;
+    bool disagreement_counted = false;
+  };
+  using Records = std::map<SequenceId, Record>;
+
+  // Of an Open, remembered for a while after the sequence has ended.
+  struct FirstAnswer {
+    size_t request_hash;
+    v1::OpenSequenceResponse response;
+  };
+
+  absl::StatusOr<Records::iterator> Find(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<v1::OpenSequenceResponse> Replay(const v1::OpenSequenceRequest& request,
+                                                  const FirstAnswer& first) const;
+  Records::iterator End(Records::iterator record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  v1::Sequence Describe(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ValidateReports(const v1::ReportPlanRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const RegistryOptions options_;
+  PageStore& store_;
+  Clock& clock_;
+  mutable Mutex mutex_;
+  SequenceId next_id_ ABSL_GUARDED_BY(mutex_);
+  Records records_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, FirstAnswer> first_answers_ ABSL_GUARDED_BY(mutex_);
+  // Request ids of ended sequences, oldest first: the next to be forgotten.
+  std::deque<std::string> ended_requests_ ABSL_GUARDED_BY(mutex_);
+  // Request ids of Close, by sequence, likewise.
+  std::map<SequenceId, std::string> closed_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
+  int64_t num_reports_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t num_disagreements_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace heavywater
