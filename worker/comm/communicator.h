@@ -58,10 +58,10 @@ std::vector<std::unique_ptr<Communicator>> CreateLocalGroup(int size, absl::Dura
 struct GlooOptions {
   int rank = 0;
   int size = 1;
-  std::string listen_address = "127.0.0.1";  // host name or IP that peers reach; no port
-  std::string interface;                     // or a network interface instead
+  std::string listen_address = "127.0.0.1";    // host name or IP that peers reach; no port
+  std::string interface = "";                  // or a network interface instead
   absl::Duration timeout = absl::Seconds(30);  // of every operation, connecting included
-  std::string key_prefix;                    // separates groups and epochs in the store
+  std::string key_prefix = "";                 // separates groups and epochs in the store
 };
 // Connects all ranks through `store`. The store is not used afterwards.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(const GlooOptions& options,

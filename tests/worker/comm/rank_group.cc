@@ -1,0 +1,52 @@
+#include "tests/worker/comm/rank_group.h"
+
+#include <iostream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
+#include "worker/comm/rendezvous.h"
+
+namespace heavywater {
+
+std::string GroupParamName(const GroupParam& param) {
+  return absl::StrCat(param.kind == CommKind::kLocal ? "Local" : "Gloo", param.size);
+}
+
+void RunOnThreads(int count, const std::function<void(int index)>& body) {
+  std::vector<std::thread> threads;
+  for (int index = 0; index < count; ++index) threads.emplace_back(body, index);
+  for (std::thread& thread : threads) thread.join();
+}
+
+RankGroup::RankGroup(const GroupParam& param, absl::Duration timeout,
+                     const std::vector<std::string>& addresses) {
+  if (param.kind == CommKind::kLocal) {
+    ranks_ = CreateLocalGroup(param.size, timeout);
+    return;
+  }
+  ranks_.resize(param.size);
+  InProcessRendezvous store;
+  RunOnThreads(param.size, [&](int rank) {
+    GlooOptions options{.rank = rank, .size = param.size, .timeout = timeout, .key_prefix = "t"};
+    if (!addresses.empty()) options.listen_address = addresses[rank];
+    auto comm = CreateGlooCommunicator(options, store);
+    if (!comm.ok()) std::cerr << "rank " << rank << ": " << comm.status() << std::endl;
+    HW_CHECK(comm.ok());
+    ranks_[rank] = *std::move(comm);
+  });
+}
+
+// Together, as ranks that end do: leaving waits for the others.
+RankGroup::~RankGroup() {
+  RunOnThreads(static_cast<int>(ranks_.size()), [&](int rank) { Destroy(rank); });
+}
+
+std::vector<absl::Status> RankGroup::Run(const Body& body) {
+  std::vector<absl::Status> statuses(ranks_.size());
+  RunOnThreads(static_cast<int>(ranks_.size()),
+               [&](int rank) { statuses[rank] = body(rank, *ranks_[rank]); });
+  return statuses;
+}
+
+}  // namespace heavywater

@@ -1,0 +1,93 @@
+#include "worker/comm/gloo/gloo_connect.h"
+
+#include <gloo/transport/tcp/device.h>
+
+#include <algorithm>
+#include <csignal>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+#include "worker/comm/gloo/gloo_store.h"
+
+namespace heavywater {
+namespace {
+
+// Gloo waits this many times its time-out for a connection.
+constexpr int kGlooConnectTimeouts = 5;
+
+absl::Status CheckOptions(const GlooOptions& options) {
+  if (options.size >= 1 && options.rank >= 0 && options.rank < options.size &&
+      options.timeout >= absl::Milliseconds(kGlooConnectTimeouts)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("got rank ", options.rank, " of ", options.size, " with timeout ",
+                   absl::FormatDuration(options.timeout), ", want 0 <= rank < size and at least ",
+                   kGlooConnectTimeouts, "ms"));
+}
+
+void IgnoreSigpipe() {
+  struct sigaction action {};
+  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
+    signal(SIGPIPE, SIG_IGN);
+  }
+}
+
+// Ranks of differently sized groups would connect to each other's wrong ports.
+absl::Status CheckSizes(const GlooOptions& options, RendezvousStore& store, absl::Time deadline) {
+  const auto key = [&](int rank) { return absl::StrCat(options.key_prefix, "/size/", rank); };
+  const std::string mine = absl::StrCat(options.size);
+  HW_RETURN_IF_ERROR(store.Put(key(options.rank), mine));
+  for (int rank = 0; rank < options.size; ++rank) {
+    const absl::Duration left = std::max(deadline - absl::Now(), absl::ZeroDuration());
+    HW_ASSIGN_OR_RETURN(const std::string theirs, store.Wait(key(rank), left));
+    if (theirs == mine) continue;
+    return absl::FailedPreconditionError(absl::StrCat("rank ", options.rank, " expects a group of ",
+                                                      mine, " ranks, rank ", rank, " one of ",
+                                                      theirs));
+  }
+  return absl::OkStatus();
+}
+
+std::shared_ptr<gloo::transport::Device> CreateDevice(const GlooOptions& options) {
+  gloo::transport::tcp::attr attr;
+  attr.iface = options.interface;
+  if (options.interface.empty()) attr.hostname = options.listen_address;
+  return gloo::transport::tcp::CreateDevice(attr);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> ConnectGloo(const GlooOptions& options,
+                                                                       RendezvousStore& store) {
+  HW_RETURN_IF_ERROR(CheckOptions(options));
+  auto context = std::make_shared<gloo::rendezvous::Context>(options.rank, options.size);
+  if (options.size == 1) return context;
+  IgnoreSigpipe();
+  const absl::Time deadline = absl::Now() + options.timeout;
+  HW_RETURN_IF_ERROR(CheckSizes(options, store, deadline));
+  GlooStore gloo_store(store, absl::StrCat(options.key_prefix, "/gloo/"), deadline);
+  try {
+    context->setTimeout(absl::ToChronoMilliseconds(options.timeout) / kGlooConnectTimeouts);
+    std::shared_ptr<gloo::transport::Device> device = CreateDevice(options);
+    context->connectFullMesh(gloo_store, device);
+  } catch (const std::exception& error) {
+    if (!gloo_store.status().ok()) return gloo_store.status();
+    return StatusFromGloo(
+        absl::StrCat("rank ", options.rank, " could not connect from ",
+                     options.interface.empty() ? options.listen_address : options.interface),
+        error);
+  }
+  return context;
+}
+
+absl::Status StatusFromGloo(absl::string_view doing, const std::exception& error) {
+  const std::string message = absl::StrCat(doing, ": ", error.what());
+  if (absl::StrContains(error.what(), "timeout")) return absl::DeadlineExceededError(message);
+  return absl::UnavailableError(message);
+}
+
+}  // namespace heavywater
