@@ -56,10 +56,11 @@ void RmsNormKernel(const float* x, const float* weight, float epsilon, int64_t s
 void SiluMultiplyKernel(const float* gate, const float* up, int64_t size, float* out) {
   ForEachVector(size, [&](auto d, int64_t i) HWY_ATTR {
     const auto g = hn::LoadU(d, gate + i);
-    // exp(-g) overflows float32 below -88, where silu is 0 to all digits; a
-    // quotient by infinity is not used, so that no NaN can come of it.
-    const auto bounded = hn::Min(hn::Neg(g), hn::Set(d, 88.0f));
-    const auto silu = hn::Div(g, hn::Add(hn::Set(d, 1.0f), hn::Exp(d, bounded)));
+    // Below -88 exp(-g) would overflow, and silu is 0 to all digits.
+    const auto lowest = hn::Set(d, -88.0f);
+    const auto exponential = hn::Exp(d, hn::Neg(hn::Max(g, lowest)));
+    const auto quotient = hn::Div(g, hn::Add(hn::Set(d, 1.0f), exponential));
+    const auto silu = hn::IfThenElseZero(hn::Ge(g, lowest), quotient);
     hn::StoreU(hn::Mul(silu, hn::LoadU(d, up + i)), d, out + i);
   });
 }
