@@ -61,6 +61,7 @@ absl::Status DecodeStep::After() {
       HW_RETURN_IF_ERROR(Undo(items_[i]));
     }
   }
+  GiveUpExcess();
   return ComputeLogits();
 }
 
@@ -214,6 +215,15 @@ void DecodeStep::UndoAll(const absl::Status& reason) {
     item_status_[i] = reason;
     const absl::Status undone = Undo(items_[i]);
     if (!undone.ok()) items_[i].sequence->Break(undone);
+  }
+  GiveUpExcess();
+}
+
+void DecodeStep::GiveUpExcess() {
+  for (const ActiveItem& item : items_) {
+    if (item.sequence == nullptr || !item.sequence->has_excess_reservation()) continue;
+    cache_.workspace().TrimGains();
+    item.sequence->GiveUpExcessReservation();
   }
 }
 

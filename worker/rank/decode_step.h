@@ -75,6 +75,7 @@ class DecodeStep {
   absl::Status Finish(ActiveItem& item);
   absl::Status Undo(ActiveItem& item);
   void UndoAll(const absl::Status& reason);
+  void GiveUpExcess();
   absl::Status ComputeLogits();
   absl::Status GatherLastHidden(DeviceSpan<float> to);
   int64_t num_tokens() const { return static_cast<int64_t>(descriptor_.tokens.size()); }

@@ -72,7 +72,7 @@ void SequenceCache::FinishPrompt() {
   prompt_done_ = true;
   tokens_seen_ = options_.prompt_tokens;
   host_pages_.Publish(tokens_seen_);
-  reservation_.Resize(BytesOf(rank_, budget_, options_, planned_capacity_).steady());
+  reservation_.Resize(planned_bytes());
   NoteBytes(0);
 }
 
@@ -169,9 +169,18 @@ absl::Status SequenceCache::ShrinkToPlannedCapacity() {
   for (LayerStorage& layer : layers_) {
     HW_RETURN_IF_ERROR(layer.Shrink(rank_.shape, planned_capacity_, memory_, stream_));
   }
-  reservation_.Resize(BytesOf(rank_, budget_, options_, planned_capacity_).steady());
   return absl::OkStatus();
 }
+
+int64_t SequenceCache::planned_bytes() const {
+  return BytesOf(rank_, budget_, options_, planned_capacity_).steady();
+}
+
+bool SequenceCache::has_excess_reservation() const {
+  return prompt_done_ && capacity() <= planned_capacity_ && reservation_.bytes() > planned_bytes();
+}
+
+void SequenceCache::GiveUpExcessReservation() { reservation_.Resize(planned_bytes()); }
 
 int64_t SequenceCache::device_bytes() const {
   int64_t bytes = 0;

@@ -77,6 +77,12 @@ class SequenceCache {
   // After every set has released its victims.
   absl::Status FinishPlan();
 
+  // An append that needed more slots than planned has reserved memory that is
+  // not needed any longer. Given up when the step has ended, since its buffers
+  // count on it.
+  bool has_excess_reservation() const;
+  void GiveUpExcessReservation();
+
   SequenceStats Stats() const;
   absl::StatusOr<PlanReport> Report(bool with_sets) const;
   absl::StatusOr<std::vector<std::byte>> ReadResident(int layer, int kv_head,
@@ -92,6 +98,7 @@ class SequenceCache {
   absl::StatusOr<ResidentSet> ReadSet(int layer, int set, std::span<const int64_t> scores) const;
   int64_t LargestDropped(std::span<const PositionRange> unbacked) const;
   int64_t device_bytes() const;
+  int64_t planned_bytes() const;
   void AddLayerHash(int layer, PlanHash& hash) const;
   int ModelHead(int set) const;  // -1: all heads share the set
 

@@ -16,6 +16,14 @@ enum ItemField : int64_t { kStatus, kSeen, kUsed, kHash };  // kItemFields
 
 int64_t FieldOf(int64_t item, ItemField field) { return kStepFields + item * kItemFields + field; }
 
+// Asked before slots are taken, and whatever the item's status, so that ranks
+// that fail an item still agree on every length. (A rank that lacks the device
+// memory for it cannot; its peers see another length.)
+bool WillReduce(const ActiveItem& item) {
+  return item.plans() && item.sequence->budget().uses_scores &&
+         item.sequence->used_after(item.spec.num_tokens) <= item.sequence->capacity();
+}
+
 }  // namespace
 
 void StepExchange::Layout(uint64_t step, std::span<ActiveItem> items) {
@@ -26,7 +34,7 @@ void StepExchange::Layout(uint64_t step, std::span<ActiveItem> items) {
   size_ = largest_size_ = agreement_.size();
   for (const bool reduced : {true, false}) {
     for (ActiveItem& item : items) {
-      if (!item.reduces() || (item.sequence->sets().reduced_sets > 0) != reduced) continue;
+      if (!WillReduce(item) || (item.sequence->sets().reduced_sets > 0) != reduced) continue;
       item.gains = {.sets = item.sequence->sets(),
                     .begin = size_,
                     .num_layers = options.shape.num_layers,

@@ -29,12 +29,7 @@ struct ActiveItem {
   bool plans() const {
     return spec.plan_due && sequence != nullptr && sequence->budget().bounded_decode;
   }
-  // Known without the status, so that ranks that fail an item still agree on
-  // every length. (One that lacks the device memory for it cannot.)
-  bool reduces() const {
-    return plans() && sequence->budget().uses_scores &&
-           sequence->used_after(spec.num_tokens) <= sequence->capacity();
-  }
+  bool reduces() const { return gains.size() > 0; }
   int64_t logits_rows() const { return spec.all_logits ? spec.num_tokens : 1; }
 };
 
@@ -45,7 +40,7 @@ class StepExchange {
   explicit StepExchange(RankCache& cache)
       : cache_(cache), agreement_(cache.options().rank, cache.options().world_size, 0) {}
 
-  // Once slots are not yet taken: sets every item's region.
+  // Before slots are taken: sets every item's region.
   void Layout(uint64_t step, std::span<ActiveItem> items);
   // After the last layer: this rank's part of the buffer.
   absl::Status Fill(std::span<const ActiveItem> items);

@@ -94,9 +94,13 @@ absl::Status Workspace::ReserveExtraLogits(int64_t rows) {
   return extra_logits_reservation_.Extend(bytes, "logits of every token");
 }
 
-void Workspace::Trim() {
+void Workspace::TrimGains() {
   gains_ = DeviceBuffer();
   masks_ = DeviceBuffer();
+}
+
+void Workspace::Trim() {
+  TrimGains();
   logits_ = DeviceBuffer();
   extra_logits_reservation_.Resize(0);
 }

@@ -34,8 +34,10 @@ class Workspace {
   // Logits rows beyond one for each sequence. RESOURCE_EXHAUSTED.
   absl::Status ReserveExtraLogits(int64_t rows);
 
-  // Gives back what sequences reserved: when one closes.
+  // Gives back what sequences reserved: when one closes, or (without logits)
+  // when one needs less.
   void Trim();
+  void TrimGains();
 
  private:
   Workspace(const RankCacheOptions& options, DeviceMemory& memory)

@@ -1,0 +1,219 @@
+#include "worker/policy/policy.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace heavywater {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr Policy kAllPolicies[] = {Policy::kFull, Policy::kStreaming, Policy::kH2o, Policy::kSnapKv,
+                                   Policy::kSnapKvH2o};
+
+PolicyOptions Explicit(Policy policy, int64_t heavy, int64_t recent, int sinks = 0) {
+  PolicyOptions options;
+  options.policy = policy;
+  options.heavy_tokens = heavy;
+  options.recent_tokens = recent;
+  options.sink_tokens = sinks;
+  return options;
+}
+
+PolicyOptions Ratio(Policy policy, double heavy, double recent, int min_budget) {
+  PolicyOptions options;
+  options.policy = policy;
+  options.heavy_ratio = heavy;
+  options.recent_ratio = recent;
+  options.min_budget_tokens = min_budget;
+  return options;
+}
+
+std::string ErrorOf(const PolicyOptions& options, int64_t prompt_tokens = 100) {
+  const absl::StatusOr<Budget> budget = ResolveBudget(options, prompt_tokens);
+  if (budget.ok()) return "";
+  EXPECT_EQ(budget.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(budget.status().message());
+}
+
+// What a policy decides for 1536 prompt tokens and a budget of 307, 153 recent.
+struct Snapshot {
+  Policy policy;
+  int sinks;
+  int64_t budget, recent, prompt_budget, prompt_recent;
+  PromptScores scores;
+  int64_t window;
+  bool bounded, uses_scores;
+};
+
+TEST(PolicyTest, EachPolicyYieldsItsParameters) {
+  const Snapshot snapshots[] = {
+      {Policy::kFull, 0, 0, 0, 0, 0, PromptScores::kNone, 0, false, false},
+      {Policy::kStreaming, 4, 307, 303, 307, 303, PromptScores::kNone, 0, true, false},
+      {Policy::kH2o, 0, 307, 153, 307, 153, PromptScores::kAllQueries, 0, true, true},
+      {Policy::kSnapKv, 0, 0, 0, 307, 32, PromptScores::kWindow, 32, false, false},
+      {Policy::kSnapKvH2o, 0, 307, 153, 307, 32, PromptScores::kWindow, 32, true, true},
+  };
+  for (const Snapshot& want : snapshots) {
+    SCOPED_TRACE(std::string(PolicyName(want.policy)));
+    PolicyOptions options = Ratio(want.policy, 0.1, 0.1, 1);
+    options.sink_tokens = want.sinks;
+    const Budget got = *ResolveBudget(options, 1536);
+    EXPECT_EQ(got.budget_tokens, want.budget);
+    EXPECT_EQ(got.sink_tokens, want.sinks);
+    EXPECT_EQ(got.recent_tokens, want.recent);
+    EXPECT_EQ(got.prompt_budget_tokens, want.prompt_budget);
+    EXPECT_EQ(got.prompt_recent_tokens, want.prompt_recent);
+    EXPECT_EQ(got.prompt_scores, want.scores);
+    EXPECT_EQ(got.window, want.window);
+    EXPECT_EQ(got.bounded_decode, want.bounded);
+    EXPECT_EQ(got.uses_scores, want.uses_scores);
+  }
+}
+
+TEST(PolicyTest, RatiosOfThePromptAreSplitAsTheEvaluationSplitsThem) {
+  struct Row {
+    double ratio;
+    int64_t budget, recent;
+  };
+  for (const Row& row : {Row{0.1, 153, 76}, Row{0.2, 307, 153}, Row{0.4, 614, 307}}) {
+    const Budget budget =
+        *ResolveBudget(Ratio(Policy::kH2o, row.ratio / 2, row.ratio / 2, 1), 1536);
+    EXPECT_EQ(budget.budget_tokens, row.budget) << row.ratio;
+    EXPECT_EQ(budget.recent_tokens, row.recent) << row.ratio;
+  }
+}
+
+TEST(PolicyTest, ARatioWithoutAnExactDoubleIsNotRoundedDown) {
+  PolicyOptions options = Ratio(Policy::kH2o, 0.29, 0.29, 1);
+  EXPECT_EQ(ResolveBudget(options, 100)->budget_tokens, 58);
+  EXPECT_EQ(ResolveBudget(options, 100)->recent_tokens, 29);
+}
+
+TEST(PolicyTest, TheFloorLiftsSmallBudgetsByRatioAndNotExplicitOnes) {
+  EXPECT_EQ(ResolveBudget(Ratio(Policy::kH2o, 0.1, 0.1, 256), 100)->budget_tokens, 256);
+  EXPECT_EQ(ResolveBudget(Explicit(Policy::kH2o, 8, 8), 100)->budget_tokens, 16);
+  PolicyOptions recent_given = Ratio(Policy::kH2o, 0.1, 0.1, 256);
+  recent_given.recent_tokens = 32;
+  EXPECT_EQ(ResolveBudget(recent_given, 100)->budget_tokens, 256);
+  EXPECT_EQ(ResolveBudget(recent_given, 100)->recent_tokens, 32);
+}
+
+TEST(PolicyTest, ABudgetLargerThanThePromptIsFine) {
+  const Budget budget = *ResolveBudget(Explicit(Policy::kH2o, 1000, 1000), 10);
+  EXPECT_EQ(budget.budget_tokens, 2000);
+}
+
+// CASES A3: short inputs, extreme ratios, length 1.
+TEST(PolicyTest, CaseA3BudgetsOfShortPromptsAreNeverZero) {
+  for (Policy policy : kAllPolicies) {
+    for (int sinks : {0, 1, 4}) {
+      for (double ratio : {0.0001, 0.02, 0.2, 0.3, 0.48, 0.5, 1.0}) {
+        for (int64_t length : {1, 2, 3, 5, 10, 33}) {
+          PolicyOptions options = Ratio(policy, ratio, ratio, 1);
+          options.sink_tokens = sinks;
+          const absl::StatusOr<Budget> budget = ResolveBudget(options, length);
+          ASSERT_TRUE(budget.ok()) << budget.status();
+          if (policy == Policy::kFull) continue;
+          EXPECT_GE(budget->prompt_budget_tokens, sinks + 1);
+          EXPECT_GE(budget->prompt_recent_tokens, 1);
+          EXPECT_LE(sinks + budget->prompt_recent_tokens, budget->prompt_budget_tokens);
+          if (!budget->bounded_decode) continue;
+          EXPECT_GE(budget->recent_tokens, 1);
+          EXPECT_LE(sinks + budget->recent_tokens, budget->budget_tokens);
+        }
+      }
+    }
+  }
+}
+
+TEST(PolicyTest, CaseA3ARatioOfOneKeepsTheWholePrompt) {
+  EXPECT_EQ(ResolveBudget(Ratio(Policy::kH2o, 0.5, 0.5, 1), 10)->budget_tokens, 10);
+  EXPECT_EQ(ResolveBudget(Ratio(Policy::kH2o, 1.0, 1.0, 1), 10)->budget_tokens, 20);
+}
+
+// CASES A4: recent 0 is rejected, since a newcomer would always be the minimum.
+TEST(PolicyTest, CaseA4ARecentPartOfZeroIsRefused) {
+  PolicyOptions options = Explicit(Policy::kH2o, 14, 0);
+  options.recent_ratio = 0;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("recent_ratio is 0"));
+  options.recent_tokens = -1;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("recent_tokens is -1"));
+}
+
+TEST(PolicyTest, AWindowLargerThanTheBudgetKeepsItsNewestPart) {
+  const Budget budget = *ResolveBudget(Explicit(Policy::kSnapKvH2o, 8, 8, 2), 100);
+  EXPECT_EQ(budget.window, 32);
+  EXPECT_EQ(budget.prompt_recent_tokens, 14);
+}
+
+TEST(PolicyTest, AWindowIsAtMostThePrompt) {
+  EXPECT_EQ(ResolveBudget(Explicit(Policy::kSnapKv, 50, 50), 5)->window, 5);
+}
+
+TEST(PolicyTest, ErrorsNameTheFieldWhatCameAndWhatWasWanted) {
+  struct Row {
+    void (*change)(PolicyOptions&);
+    const char* error;
+  };
+  const Row rows[] = {
+      {[](PolicyOptions& o) { o.heavy_tokens = -3; }, "heavy_tokens is -3, want 0 to"},
+      {[](PolicyOptions& o) { o.heavy_ratio = 0; }, "heavy_ratio is 0, want above 0 and up to 1"},
+      {[](PolicyOptions& o) { o.recent_ratio = 1.5; }, "recent_ratio is 1.5"},
+      {[](PolicyOptions& o) { o.heavy_ratio = std::nan(""); }, "heavy_ratio is nan"},
+      {[](PolicyOptions& o) { o.sink_tokens = -1; }, "sink_tokens is -1"},
+      {[](PolicyOptions& o) { o.min_budget_tokens = 0; }, "min_budget_tokens is 0, want 1"},
+      {[](PolicyOptions& o) { o.window = 0; }, "window is 0, want 1"},
+      {[](PolicyOptions& o) { o.pool_kernel = 4; }, "pool_kernel is 4, want an odd number"},
+      {[](PolicyOptions& o) { o.pool_kernel = -1; }, "pool_kernel is -1"},
+      {[](PolicyOptions& o) { o.plan_interval_steps = 0; }, "plan_interval_steps is 0, want 1"},
+      {[](PolicyOptions& o) { o.decay = 0; }, "decay is 0"},
+      {[](PolicyOptions& o) { o.decay = 1.01; }, "decay is 1.01"},
+      {[](PolicyOptions& o) { o.heavy_tokens = 3, o.sink_tokens = 4; },
+       "heavy_tokens is 3, want at least sink_tokens, 4"},
+  };
+  for (const Row& row : rows) {
+    PolicyOptions options;
+    row.change(options);
+    EXPECT_THAT(ErrorOf(options), HasSubstr(row.error));
+  }
+  EXPECT_THAT(ErrorOf(PolicyOptions(), 0), HasSubstr("prompt_tokens is 0"));
+}
+
+TEST(PolicyTest, HugeNumbersAreRefusedAndDoNotOverflow) {
+  PolicyOptions options = Explicit(Policy::kH2o, std::numeric_limits<int64_t>::max(), 1);
+  EXPECT_THAT(ErrorOf(options), HasSubstr("heavy_tokens is"));
+}
+
+TEST(PolicyTest, NamesAndPoliciesCorrespond) {
+  for (Policy policy : kAllPolicies) EXPECT_EQ(*ParsePolicy(PolicyName(policy)), policy);
+  for (Scope scope : {Scope::kLayer, Scope::kKvHead})
+    EXPECT_EQ(*ParseScope(ScopeName(scope)), scope);
+  const absl::Status status = ParsePolicy("h20").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("full, streaming, h2o, snapkv, snapkv_h2o"));
+  EXPECT_THAT(std::string(ParseScope("head").status().message()), HasSubstr("layer, kv_head"));
+}
+
+TEST(PolicyTest, PresetsAreTheSystemAsOrdered) {
+  const PolicyOptions ordered = *Preset("snapkv_h2o");
+  EXPECT_EQ(ordered.policy, Policy::kSnapKvH2o);
+  EXPECT_EQ(ordered.scope, Scope::kLayer);
+  EXPECT_EQ(ordered.plan_interval_steps, 1);
+  EXPECT_EQ(ordered.decay, 1.0);
+  EXPECT_EQ(ordered.heavy_ratio, 0.1);
+  EXPECT_EQ(ordered.recent_ratio, 0.1);
+  EXPECT_EQ(ordered.min_budget_tokens, 256);
+  EXPECT_EQ(Preset("h2o")->sink_tokens, 0);
+  EXPECT_EQ(Preset("h2o")->min_budget_tokens, 1);
+  EXPECT_EQ(Preset("streaming")->sink_tokens, 4);
+  EXPECT_EQ(Preset("recall").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace heavywater

@@ -1,0 +1,93 @@
+// DESIGN section 5 once more, written plainly: every position's K and V is
+// kept, sets are maps, probabilities are doubles. What the rank keeps must equal
+// this on identical Q, K and V. Shares no code with it but names.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "cache_service/base/ids.h"
+#include "worker/cache/kv_layout.h"
+#include "worker/policy/policy.h"
+
+namespace heavywater {
+
+// A policy with its numbers, as the table of DESIGN section 5 has them.
+struct PlainPolicy {
+  Policy policy = Policy::kFull;
+  Scope scope = Scope::kLayer;
+  int64_t budget_tokens = 0;
+  int64_t recent_tokens = 0;
+  int64_t sink_tokens = 0;
+  int64_t window = 32;
+  Pooling pooling = Pooling::kAverage;
+  int pool_kernel = 5;
+  int plan_interval_steps = 1;
+  double decay = 1.0;
+};
+// From options that give their budget in tokens.
+PlainPolicy PlainPolicyOf(const PolicyOptions& options);
+
+// All heads of a layer, however many ranks share them.
+struct PlainShape {
+  int num_query_heads = 1;
+  int num_kv_heads = 1;
+  int head_dim = 8;
+  KvDtype dtype = KvDtype::kFloat32;
+};
+
+using Ledger = std::map<Position, int64_t>;  // of one set: resident -> score, 2^-32
+
+// What the last choice in a set was made from, to judge differences between
+// runs whose scores differ in the last bits.
+struct PlainChoice {
+  Ledger ranking;   // of the unprotected
+  int64_t cut = 0;  // the lowest that stayed; 0 when nothing had to go
+};
+
+// One layer of one sequence.
+class PlainLayer {
+ public:
+  PlainLayer(const PlainShape& shape, const PlainPolicy& policy) : shape_(shape), policy_(policy) {}
+
+  // The whole prompt, once. q [n][num_query_heads][head_dim], k and v
+  // [n][num_kv_heads][head_dim]; the result is like q.
+  std::vector<float> Prompt(std::span<const float> q, std::span<const float> k,
+                            std::span<const float> v);
+  // Tokens after it, of one append; plans at the end when the interval says so.
+  std::vector<float> Append(std::span<const float> q, std::span<const float> k,
+                            std::span<const float> v);
+  // The same, with the decision whether to plan from outside.
+  std::vector<float> Append(std::span<const float> q, std::span<const float> k,
+                            std::span<const float> v, bool plan_due);
+
+  int64_t tokens_seen() const { return static_cast<int64_t>(keys_.size()); }
+  const std::vector<Ledger>& sets() const { return sets_; }             // one, or one per KV head
+  const std::vector<PlainChoice>& choices() const { return choices_; }  // likewise
+
+ private:
+  using Rows = std::vector<double>;  // [num_kv_heads][head_dim] of one position
+
+  void Remember(std::span<const float> k, std::span<const float> v);
+  int SetOf(int kv_head) const { return sets_.size() == 1 ? 0 : kv_head; }
+  // One query head over `positions`: adds its output; returns probabilities.
+  std::vector<double> AttendHead(std::span<const float> query, int kv_head,
+                                 const std::vector<Position>& positions,
+                                 std::span<float> out) const;
+  void Choose(int set, const Ledger& ranking, int64_t recent);
+  void Plan();
+
+  const PlainShape shape_;
+  const PlainPolicy policy_;
+  std::vector<Rows> keys_;  // [position]
+  std::vector<Rows> values_;
+  std::vector<Ledger> sets_;
+  std::vector<Ledger> gains_;  // since the last plan
+  std::vector<PlainChoice> choices_;
+  int64_t prompt_tokens_ = 0;
+  int64_t since_plan_ = 0;
+};
+
+}  // namespace heavywater
