@@ -46,6 +46,7 @@ class CpuLlamaRunner final : public Model {
 
   const ModelConfig& config() const { return config_; }
   const RankShard& shard() const { return shard_; }
+  int64_t weight_bytes() const { return weights_.memory.bytes(); }
   // Weights and workspace.
   int64_t device_bytes() const;
 
