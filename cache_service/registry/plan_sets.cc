@@ -8,23 +8,23 @@ namespace {
 constexpr double kScoreUnit = 1.0 / (int64_t{1} << 32);
 
 // Not in the host tier for this set's heads, resident or not.
-PositionRanges DroppedFor(const Plan& plan, int kv_head, const ResidentPositions& resident) {
+TokenRanges DroppedFor(const ReportedPlan& plan, int kv_head, const ResidentPositions& resident) {
   if (kv_head >= 0) return plan.dropped[resident.rank];
   // A layer's set covers the heads of all ranks: a position that one of them
   // could not store cannot be recalled as a whole.
-  PositionRanges dropped;
-  for (const PositionRanges& ranges : plan.dropped) dropped = Union(dropped, ranges);
+  TokenRanges dropped;
+  for (const TokenRanges& ranges : plan.dropped) dropped = Union(dropped, ranges);
   return dropped;
 }
 
 struct NotResident {
-  PositionRanges demoted;
-  PositionRanges dropped;
+  TokenRanges demoted;
+  TokenRanges dropped;
 };
 
-NotResident Split(const Plan& plan, int kv_head, const ResidentPositions& resident) {
-  const PositionRanges gone = Complement(resident.positions, plan.tokens_seen);
-  const PositionRanges unstored = DroppedFor(plan, kv_head, resident);
+NotResident Split(const ReportedPlan& plan, int kv_head, const ResidentPositions& resident) {
+  const TokenRanges gone = Complement(resident.positions, plan.tokens_seen);
+  const TokenRanges unstored = DroppedFor(plan, kv_head, resident);
   return {Subtract(gone, unstored), Intersect(gone, unstored)};
 }
 
@@ -52,7 +52,7 @@ void AddResident(const ResidentPositions& resident, int64_t recent_begin,
 
 }  // namespace
 
-std::vector<v1::SequenceSet> SplitSets(const Plan& plan, const v1::ResolvedBudget& budget,
+std::vector<v1::SequenceSet> SplitSets(const ReportedPlan& plan, const v1::ResolvedBudget& budget,
                                        const google::protobuf::RepeatedField<int32_t>& layers) {
   std::vector<v1::SequenceSet> sets;
   for (const auto& [key, resident] : plan.sets) {
@@ -74,7 +74,7 @@ std::vector<v1::SequenceSet> SplitSets(const Plan& plan, const v1::ResolvedBudge
   return sets;
 }
 
-v1::SequenceCounts CountSets(const Plan& plan) {
+v1::SequenceCounts CountSets(const ReportedPlan& plan) {
   v1::SequenceCounts counts;
   counts.set_tokens_seen(plan.tokens_seen);
   double resident_sum = 0;
@@ -83,8 +83,8 @@ v1::SequenceCounts CountSets(const Plan& plan) {
   for (const auto& [key, resident] : plan.sets) {
     const NotResident gone = Split(plan, key.second, resident);
     resident_sum += static_cast<double>(resident.positions.size());
-    demoted_sum += static_cast<double>(CountPositions(gone.demoted));
-    dropped_sum += static_cast<double>(CountPositions(gone.dropped));
+    demoted_sum += static_cast<double>(CountTokens(gone.demoted));
+    dropped_sum += static_cast<double>(CountTokens(gone.dropped));
   }
   const double num_sets = std::max<double>(1, static_cast<double>(plan.sets.size()));
   counts.set_tokens_resident(resident_sum / num_sets);

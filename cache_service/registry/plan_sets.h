@@ -12,10 +12,10 @@ namespace heavywater {
 // given layers, where there are any. Resident positions are split into sinks
 // (below budget.sink_tokens), recent (the last budget.recent_tokens seen) and
 // heavy (the rest); what is seen and neither resident nor dropped is demoted.
-std::vector<v1::SequenceSet> SplitSets(const Plan& plan, const v1::ResolvedBudget& budget,
+std::vector<v1::SequenceSet> SplitSets(const ReportedPlan& plan, const v1::ResolvedBudget& budget,
                                        const google::protobuf::RepeatedField<int32_t>& layers);
 
 // Means over all sets.
-v1::SequenceCounts CountSets(const Plan& plan);
+v1::SequenceCounts CountSets(const ReportedPlan& plan);
 
 }  // namespace heavywater

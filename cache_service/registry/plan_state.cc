@@ -62,7 +62,7 @@ void PlanState::AddTokens(const v1::PlanReport& report) {
   for (int64_t i = repeated; i < report.tokens_size(); ++i) tokens_.push_back(report.tokens(i));
 }
 
-void PlanState::CheckAgreement(const Plan& plan, int rank, const v1::PlanReport& report) {
+void PlanState::CheckAgreement(const ReportedPlan& plan, int rank, const v1::PlanReport& report) {
   if (!agreement_.ok()) return;
   const auto disagree = [&](const char* what, auto first, auto second) {
     agreement_ = absl::FailedPreconditionError(absl::StrCat(
@@ -86,7 +86,7 @@ void PlanState::Apply(int rank, const v1::PlanReport& report) {
   if (committed_ != nullptr && report.plan() <= committed_->number) return;
 
   const auto [entry, added] = pending_.try_emplace(report.plan());
-  Plan& plan = entry->second;
+  ReportedPlan& plan = entry->second;
   if (added) {
     plan.number = report.plan();
     plan.tokens_seen = report.tokens_seen();
@@ -108,7 +108,7 @@ void PlanState::Apply(int rank, const v1::PlanReport& report) {
   while (pending_.size() > kMaxPendingPlans) pending_.erase(pending_.begin());
 }
 
-bool PlanState::IsComplete(const Plan& plan) const {
+bool PlanState::IsComplete(const ReportedPlan& plan) const {
   const int num_sets = layout_.num_layers * (layout_.per_kv_head ? layout_.num_kv_heads : 1);
   return static_cast<int>(plan.sets.size()) == num_sets &&
          std::all_of(plan.reported.begin(), plan.reported.end(), [](bool is) { return is; });
@@ -125,7 +125,7 @@ void PlanState::Advance(const std::function<int64_t(int)>& watermark) {
   });
   if (last == pending_.rend()) return;
   const auto committed = std::prev(last.base());
-  committed_ = std::make_shared<const Plan>(std::move(committed->second));
+  committed_ = std::make_shared<const ReportedPlan>(std::move(committed->second));
   pending_.erase(pending_.begin(), std::next(committed));
 }
 

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "cache_service/base/ids.h"
-#include "cache_service/registry/position_ranges.h"
+#include "cache_service/registry/token_ranges.h"
 #include "heavywater/v1/group.pb.h"
 
 namespace heavywater {
@@ -33,13 +33,13 @@ struct ResidentPositions {
   int rank = 0;                    // that reported it
 };
 
-struct Plan {
+struct ReportedPlan {
   int64_t number = 0;
   int64_t tokens_seen = 0;
   uint64_t hash = 0;
   int first_rank = 0;                                     // whose report came first
   std::vector<bool> reported;                             // [num_ranks]
-  std::vector<PositionRanges> dropped;                    // [num_ranks] as of this plan
+  std::vector<TokenRanges> dropped;                       // [num_ranks] as of this plan
   std::map<std::pair<int, int>, ResidentPositions> sets;  // by layer and kv_head (or -1)
 };
 
@@ -61,7 +61,7 @@ class PlanState {
   void Advance(const std::function<int64_t(int)>& watermark);
 
   // Null before the first.
-  std::shared_ptr<const Plan> committed() const { return committed_; }
+  std::shared_ptr<const ReportedPlan> committed() const { return committed_; }
   // FAILED_PRECONDITION naming both values once ranks have disagreed; no plan is
   // committed from then on.
   const absl::Status& agreement() const { return agreement_; }
@@ -79,13 +79,13 @@ class PlanState {
 
   absl::Status ValidateSet(const v1::ReportedSet& set, int64_t tokens_seen) const;
   void AddTokens(const v1::PlanReport& report);
-  void CheckAgreement(const Plan& plan, int rank, const v1::PlanReport& report);
-  bool IsComplete(const Plan& plan) const;
+  void CheckAgreement(const ReportedPlan& plan, int rank, const v1::PlanReport& report);
+  bool IsComplete(const ReportedPlan& plan) const;
 
   const PlanLayout layout_;
   std::vector<Rank> ranks_;
-  std::map<int64_t, Plan> pending_;  // by number, above the committed one
-  std::shared_ptr<const Plan> committed_;
+  std::map<int64_t, ReportedPlan> pending_;  // by number, above the committed one
+  std::shared_ptr<const ReportedPlan> committed_;
   absl::Status agreement_;
   std::vector<int32_t> tokens_;
 };

@@ -191,7 +191,7 @@ absl::Status SequenceRegistry::Close(const v1::CloseSequenceRequest& request) {
 
 absl::StatusOr<std::vector<v1::SequenceSet>> SequenceRegistry::GetSets(
     const v1::GetSetsRequest& request) {
-  std::shared_ptr<const Plan> plan;
+  std::shared_ptr<const ReportedPlan> plan;
   v1::ResolvedBudget budget;
   {
     MutexLock lock(&mutex_);

@@ -1,4 +1,4 @@
-#include "cache_service/registry/position_ranges.h"
+#include "cache_service/registry/token_ranges.h"
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@ namespace {
 
 // Keeps the form: touching and overlapping ranges become one. `begin` never goes
 // back.
-void Append(int64_t begin, int64_t end, PositionRanges& ranges) {
+void Append(int64_t begin, int64_t end, TokenRanges& ranges) {
   if (begin >= end) return;
   if (!ranges.empty() && ranges.back().end >= begin) {
     ranges.back().end = std::max(ranges.back().end, end);
@@ -20,8 +20,8 @@ void Append(int64_t begin, int64_t end, PositionRanges& ranges) {
 
 }  // namespace
 
-PositionRanges Complement(std::span<const int32_t> positions, int64_t end) {
-  PositionRanges ranges;
+TokenRanges Complement(std::span<const int32_t> positions, int64_t end) {
+  TokenRanges ranges;
   int64_t next = 0;
   for (const int64_t position : positions) {
     Append(next, position, ranges);
@@ -31,20 +31,20 @@ PositionRanges Complement(std::span<const int32_t> positions, int64_t end) {
   return ranges;
 }
 
-PositionRanges Union(const PositionRanges& a, const PositionRanges& b) {
-  PositionRanges merged;
+TokenRanges Union(const TokenRanges& a, const TokenRanges& b) {
+  TokenRanges merged;
   size_t i = 0;
   size_t j = 0;
   while (i < a.size() || j < b.size()) {
     const bool from_a = j == b.size() || (i < a.size() && a[i].begin <= b[j].begin);
-    const PositionRange& next = from_a ? a[i++] : b[j++];
+    const TokenRange& next = from_a ? a[i++] : b[j++];
     Append(next.begin, next.end, merged);
   }
   return merged;
 }
 
-PositionRanges Intersect(const PositionRanges& a, const PositionRanges& b) {
-  PositionRanges both;
+TokenRanges Intersect(const TokenRanges& a, const TokenRanges& b) {
+  TokenRanges both;
   size_t i = 0;
   size_t j = 0;
   while (i < a.size() && j < b.size()) {
@@ -54,10 +54,10 @@ PositionRanges Intersect(const PositionRanges& a, const PositionRanges& b) {
   return both;
 }
 
-PositionRanges Subtract(const PositionRanges& a, const PositionRanges& b) {
-  PositionRanges left;
+TokenRanges Subtract(const TokenRanges& a, const TokenRanges& b) {
+  TokenRanges left;
   size_t j = 0;
-  for (const PositionRange& range : a) {
+  for (const TokenRange& range : a) {
     int64_t next = range.begin;
     while (j < b.size() && b[j].end <= range.begin) ++j;
     for (size_t k = j; k < b.size() && b[k].begin < range.end; ++k) {
@@ -69,9 +69,9 @@ PositionRanges Subtract(const PositionRanges& a, const PositionRanges& b) {
   return left;
 }
 
-int64_t CountPositions(const PositionRanges& ranges) {
+int64_t CountTokens(const TokenRanges& ranges) {
   int64_t count = 0;
-  for (const PositionRange& range : ranges) count += range.end - range.begin;
+  for (const TokenRange& range : ranges) count += range.end - range.begin;
   return count;
 }
 
@@ -92,14 +92,14 @@ absl::Status CheckFlatRanges(const char* field, const FlatRanges& flat, int64_t 
   return absl::OkStatus();
 }
 
-PositionRanges FromFlat(const FlatRanges& flat) {
-  PositionRanges ranges;
+TokenRanges FromFlat(const FlatRanges& flat) {
+  TokenRanges ranges;
   for (int i = 0; i + 1 < flat.size(); i += 2) Append(flat[i], flat[i + 1], ranges);
   return ranges;
 }
 
-void AppendFlat(const PositionRanges& ranges, FlatRanges* flat) {
-  for (const PositionRange& range : ranges) {
+void AppendFlat(const TokenRanges& ranges, FlatRanges* flat) {
+  for (const TokenRange& range : ranges) {
     flat->Add(range.begin);
     flat->Add(range.end);
   }

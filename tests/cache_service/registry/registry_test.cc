@@ -1,0 +1,334 @@
+#include "cache_service/registry/registry.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "cache_service/tier/host_page_store.h"
+#include "tests/cache_service/registry/fake_clock.h"
+#include "tests/cache_service/registry/requests.h"
+
+namespace heavywater {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int kRanks = 2;
+
+class RegistryTest : public ::testing::Test {
+ protected:
+  void SetUp() override { epoch_ = Form(); }
+
+  // Both ranks join.
+  Epoch Form() {
+    Epoch epoch = 0;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      registry_.groups().Join(registry_.groups().NewTicket(), TestJoin(rank, kRanks),
+                              [&epoch](absl::StatusOr<v1::JoinResponse> joined) {
+                                ASSERT_TRUE(joined.ok()) << joined.status();
+                                epoch = joined->epoch();
+                              });
+    }
+    return epoch;
+  }
+  SequenceId Open(const std::string& request_id) {
+    const auto opened = registry_.Open(TestOpen(request_id, epoch_));
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return opened.ok() ? opened->sequence_id() : 0;
+  }
+  absl::Status Close(SequenceId id, const std::string& request_id = "") {
+    v1::CloseSequenceRequest request;
+    request.set_sequence_id(id);
+    request.set_request_id(request_id);
+    return registry_.sequences().Close(request);
+  }
+  absl::StatusOr<v1::HeartbeatResponse> Heartbeat(int rank, std::vector<SequenceId> ids) {
+    v1::HeartbeatRequest request;
+    request.set_group("group");
+    request.set_rank(rank);
+    request.set_epoch(epoch_);
+    request.mutable_sequence_ids()->Add(ids.begin(), ids.end());
+    return registry_.Heartbeat(request);
+  }
+  v1::ReportPlanRequest Report(int rank, SequenceId id, int64_t plan, uint64_t hash) {
+    v1::ReportPlanRequest request;
+    request.set_group("group");
+    request.set_rank(rank);
+    request.set_epoch(epoch_);
+    v1::PlanReport& report = *request.add_reports();
+    report.set_sequence_id(id);
+    report.set_plan(plan);
+    report.set_tokens_seen(20);
+    report.set_hash(hash);
+    report.set_watermark(20);
+    for (int layer = 0; layer < 2 && rank == 0; ++layer) {
+      v1::ReportedSet& set = *report.add_sets();
+      set.set_layer(layer);
+      set.set_kv_head(-1);
+      for (const int position : {0, 7, 16, 17, 18, 19}) set.add_positions(position);
+    }
+    return request;
+  }
+  absl::StatusOr<Reservation> Reserve(SequenceId id, int rank, int64_t num_pages, bool direct) {
+    return store_.Reserve(
+        {.sequence = id, .rank = rank, .heads = {rank, 1}, .first_page = 0, .num_pages = num_pages},
+        direct);
+  }
+  void Pass(absl::Duration duration) {
+    clock_.Advance(duration);
+    registry_.Tick();
+  }
+  // Ranks stay members.
+  void PassWithHeartbeats(absl::Duration duration, std::vector<SequenceId> ids) {
+    for (absl::Duration passed; passed < duration; passed += absl::Seconds(2)) {
+      Pass(absl::Seconds(2));
+      for (int rank = 0; rank < kRanks; ++rank) ASSERT_TRUE(Heartbeat(rank, ids).ok());
+    }
+  }
+
+  FakeClock clock_;
+  HostPageStore store_{*Slab::Create("", 100 * 4096)};
+  Registry registry_{RegistryOptions{.max_sequences = 5, .first_sequence_id = 1000}, store_,
+                     clock_};
+  Epoch epoch_ = 0;
+};
+
+TEST_F(RegistryTest, AReplayedOpenReturnsTheFirstAnswer) {
+  const SequenceId id = Open("request");
+  EXPECT_EQ(id, 1000u);
+  EXPECT_EQ(Open("request"), id);
+  EXPECT_EQ(registry_.sequences().num_sequences(), 1);
+  v1::OpenSequenceRequest other = TestOpen("request", epoch_);
+  other.set_max_tokens(999);
+  EXPECT_EQ(registry_.Open(other).status().code(), absl::StatusCode::kAlreadyExists);
+  ASSERT_TRUE(Close(id).ok());
+  EXPECT_EQ(Open("request"), id) << "also after its end";
+  EXPECT_GT(Open("another"), id) << "ids are not used twice";
+}
+
+TEST_F(RegistryTest, AnOpenMustMatchItsGroup) {
+  v1::OpenSequenceRequest request = TestOpen("request", epoch_);
+  request.mutable_fingerprint()->set_dtype("fp32");
+  absl::Status status = registry_.Open(request).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("fp32"), HasSubstr("bf16")));
+  EXPECT_EQ(registry_.Open(TestOpen("request", epoch_ + 1)).status().code(),
+            absl::StatusCode::kAborted);
+  request = TestOpen("request", epoch_);
+  request.set_group("nobody");
+  EXPECT_EQ(registry_.Open(request).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(RegistryTest, BadOpensNameTheFieldAndChangeNothing) {
+  const auto expect_invalid = [&](auto change, const char* field) {
+    v1::OpenSequenceRequest request = TestOpen("request", epoch_);
+    change(request);
+    const absl::Status status = registry_.Open(request).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << field;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(field));
+  };
+  expect_invalid([](auto& r) { r.set_request_id(""); }, "request_id");
+  expect_invalid([](auto& r) { r.set_max_tokens(0); }, "max_tokens");
+  expect_invalid([](auto& r) { r.set_max_tokens(int64_t{1} << 40); }, "max_tokens");
+  expect_invalid([](auto& r) { r.set_prompt_tokens(1001); }, "prompt_tokens");
+  expect_invalid([](auto& r) { r.set_prompt_tokens(-1); }, "prompt_tokens");
+  expect_invalid([](auto& r) { r.set_lease_ms(-1); }, "lease_ms");
+  expect_invalid([](auto& r) { r.mutable_budget()->set_scope("head"); }, "budget.scope");
+  expect_invalid([](auto& r) { r.mutable_budget()->set_sink_tokens(-1); }, "budget.sink_tokens");
+  EXPECT_EQ(registry_.sequences().num_sequences(), 0);
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
+TEST_F(RegistryTest, TooManySequencesOrPagesAreRefusedNamingTheLimit) {
+  v1::OpenSequenceRequest large = TestOpen("large", epoch_);
+  large.set_prompt_tokens(1000);
+  absl::Status status = registry_.Open(large).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("need 1036288"), HasSubstr("409600")));
+  for (int i = 0; i < 5; ++i) Open(absl::StrCat("request", i));
+  status = registry_.Open(TestOpen("one more", epoch_)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("limit is 5"));
+}
+
+TEST_F(RegistryTest, HeartbeatsRenewLeasesAndTheEndOfALeaseFreesThePages) {
+  const SequenceId kept = Open("kept");
+  const SequenceId forgotten = Open("forgotten");
+  ASSERT_TRUE(Reserve(forgotten, 0, 2, /*direct=*/false).ok());
+  PassWithHeartbeats(absl::Seconds(70), {kept});
+  EXPECT_TRUE(registry_.sequences().Get(kept).ok());
+  EXPECT_EQ(registry_.sequences().Get(forgotten).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(store_.Stats().pages, 0);
+  const auto beat = Heartbeat(0, {kept, forgotten, 5});
+  ASSERT_TRUE(beat.ok());
+  EXPECT_THAT(beat->unknown_sequence_ids(), ElementsAre(forgotten, 5));
+}
+
+TEST_F(RegistryTest, ASequenceOutlivesItsWorkersUntilItsLeaseEnds) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(registry_.ReportPlan(Report(0, id, 1, 9)).ok());
+  ASSERT_TRUE(registry_.ReportPlan(Report(1, id, 1, 9)).ok());
+  Pass(absl::Seconds(30));  // the ranks' leases are over
+  EXPECT_EQ(registry_.groups().num_ranks(), 0);
+  v1::GetSetsRequest request;
+  request.set_sequence_id(id);
+  const auto sets = registry_.sequences().GetSets(request);
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  EXPECT_EQ(sets->size(), 2u);
+  EXPECT_EQ(registry_.CheckWriter(id, 0, epoch_).status().code(), absl::StatusCode::kNotFound);
+  Pass(absl::Seconds(31));
+  EXPECT_EQ(registry_.sequences().GetSets(request).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
+TEST_F(RegistryTest, SetsShowWhatIsHeavyRecentAndDemoted) {
+  const SequenceId id = Open("request");
+  v1::GetSetsRequest request;
+  request.set_sequence_id(id);
+  EXPECT_THAT(*registry_.sequences().GetSets(request), IsEmpty());
+  ASSERT_TRUE(registry_.ReportPlan(Report(0, id, 1, 9)).ok());
+  ASSERT_TRUE(registry_.ReportPlan(Report(1, id, 1, 9)).ok());
+  request.add_layers(1);
+  const auto sets = registry_.sequences().GetSets(request);
+  ASSERT_TRUE(sets.ok());
+  ASSERT_EQ(sets->size(), 1u);
+  EXPECT_THAT((*sets)[0].sinks(), ElementsAre(0));
+  EXPECT_THAT((*sets)[0].heavy(), ElementsAre(7));
+  EXPECT_THAT((*sets)[0].recent(), ElementsAre(16, 17, 18, 19));
+  EXPECT_THAT((*sets)[0].demoted_ranges(), ElementsAre(1, 7, 8, 16));
+  request.add_layers(2);
+  EXPECT_EQ(registry_.sequences().GetSets(request).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  const auto sequence = registry_.sequences().Get(id);
+  ASSERT_TRUE(sequence.ok());
+  EXPECT_EQ(sequence->committed_plan(), 1);
+  EXPECT_EQ(sequence->counts().tokens_resident(), 6);
+  EXPECT_EQ(sequence->counts().tokens_demoted(), 14);
+}
+
+TEST_F(RegistryTest, DisagreementReachesEveryRankThroughReportsAndHeartbeats) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(registry_.ReportPlan(Report(0, id, 1, 9)).ok());
+  const absl::Status late = registry_.ReportPlan(Report(1, id, 1, 8)).status();
+  for (const absl::Status& status :
+       {late, Heartbeat(0, {id}).status(), registry_.ReportPlan(Report(0, id, 2, 9)).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("9 on rank 0"), HasSubstr("8 on rank 1")));
+  }
+  EXPECT_TRUE(Heartbeat(1, {}).ok()) << "other sequences go on";
+  EXPECT_EQ(registry_.sequences().num_disagreements(), 1);
+}
+
+TEST_F(RegistryTest, AReportOfAnEndedSequenceDoesNotHoldUpTheOthers) {
+  const SequenceId gone = Open("gone");
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Close(gone).ok());
+  v1::ReportPlanRequest request = Report(0, gone, 1, 9);
+  *request.add_reports() = Report(0, id, 1, 9).reports(0);
+  const auto response = registry_.ReportPlan(request);
+  ASSERT_TRUE(response.ok());
+  EXPECT_THAT(response->unknown_sequence_ids(), ElementsAre(gone));
+  ASSERT_TRUE(registry_.ReportPlan(Report(1, id, 1, 9)).ok());
+  EXPECT_EQ(registry_.sequences().Get(id)->committed_plan(), 1);
+}
+
+TEST_F(RegistryTest, ABadReportChangesNothing) {
+  const SequenceId id = Open("request");
+  v1::ReportPlanRequest request = Report(0, id, 1, 9);
+  *request.add_reports() = Report(0, id, 0, 9).reports(0);
+  EXPECT_EQ(registry_.ReportPlan(request).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(registry_.sequences().num_reports(), 0);
+  request = Report(0, id, 1, 9);
+  request.set_epoch(epoch_ + 1);
+  EXPECT_EQ(registry_.ReportPlan(request).status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(RegistryTest, AReplayedCloseIsFineAndASecondOneIsNotFound) {
+  const SequenceId id = Open("request");
+  EXPECT_TRUE(Close(id, "close-1").ok());
+  EXPECT_TRUE(Close(id, "close-1").ok());
+  EXPECT_EQ(Close(id, "close-2").code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Close(12345).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(RegistryTest, ListsInPagesByGroup) {
+  for (int i = 0; i < 5; ++i) Open(absl::StrCat("request", i));
+  v1::ListSequencesRequest request;
+  request.set_page_size(2);
+  std::vector<SequenceId> ids;
+  do {
+    const auto page = registry_.sequences().List(request);
+    ASSERT_TRUE(page.ok());
+    ASSERT_LE(page->sequences_size(), 2);
+    for (const v1::Sequence& sequence : page->sequences()) ids.push_back(sequence.sequence_id());
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  EXPECT_THAT(ids, ElementsAre(1000, 1001, 1002, 1003, 1004));
+  request.set_group("nobody");
+  EXPECT_EQ(registry_.sequences().List(request)->sequences_size(), 0);
+  request.set_page_token("x");
+  EXPECT_EQ(registry_.sequences().List(request).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  request.set_page_token("");
+  request.set_page_size(1001);
+  EXPECT_EQ(registry_.sequences().List(request).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(RegistryTest, PagesInTheSlabWaitForTheirWriterToHearOfTheEnd) {
+  ASSERT_TRUE(registry_.AttachDirect("group", 0, epoch_).ok());
+  const SequenceId id = Open("request");
+  EXPECT_EQ(*registry_.CheckWriter(id, 0, epoch_), true);
+  EXPECT_EQ(*registry_.CheckWriter(id, 1, epoch_), false);
+  ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  ASSERT_TRUE(Close(id).ok());
+  EXPECT_GT(store_.Stats().retiring_bytes, 0);
+  ASSERT_TRUE(Heartbeat(1, {}).ok());
+  EXPECT_THAT(Heartbeat(0, {id})->unknown_sequence_ids(), ElementsAre(id));
+  EXPECT_GT(store_.Stats().retiring_bytes, 0) << "now the rank knows; it may be writing still";
+  ASSERT_TRUE(Heartbeat(0, {}).ok());
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
+TEST_F(RegistryTest, PagesOfADeadWriterAreReclaimedAfterItsLease) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  ASSERT_TRUE(Close(id).ok());
+  Pass(absl::Seconds(1));
+  EXPECT_GT(store_.Stats().used_bytes, 0);
+  Pass(absl::Seconds(5));
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
+TEST_F(RegistryTest, AFinishedWriterHoldsNothingBack) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  v1::ReportPlanRequest request = Report(0, id, 1, 9);
+  request.mutable_reports(0)->set_finished(true);
+  ASSERT_TRUE(registry_.ReportPlan(request).ok());
+  ASSERT_TRUE(Close(id).ok());
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
+TEST_F(RegistryTest, TenThousandCyclesLeakNothing) {
+  for (int i = 0; i < 10'000; ++i) {
+    const SequenceId id = Open(absl::StrCat("request", i));
+    ASSERT_NE(id, 0u);
+    ASSERT_TRUE(Reserve(id, i % 2, 2, /*direct=*/false).ok());
+    ASSERT_TRUE(Close(id).ok());
+    if (i % 100 == 0) registry_.Tick();
+  }
+  const PageStoreStats stats = store_.Stats();
+  EXPECT_EQ(stats.used_bytes, 0);
+  EXPECT_EQ(stats.free_bytes, stats.total_bytes);
+  EXPECT_EQ(stats.promised_bytes, 0);
+  EXPECT_EQ(registry_.sequences().num_sequences(), 0);
+}
+
+}  // namespace
+}  // namespace heavywater

@@ -1,0 +1,56 @@
+// Valid requests, for tests to vary.
+#pragma once
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "heavywater/v1/group.pb.h"
+#include "heavywater/v1/sequence.pb.h"
+
+namespace heavywater {
+
+// 2 layers, 2 KV heads, rows of 256 bytes, pages of 16 tokens (4096 bytes).
+inline v1::Fingerprint TestFingerprint() {
+  v1::Fingerprint fingerprint;
+  fingerprint.set_model("test-model");
+  fingerprint.set_dtype("bf16");
+  fingerprint.set_num_layers(2);
+  fingerprint.set_num_kv_heads(2);
+  fingerprint.set_head_dim(64);
+  fingerprint.set_rope("10000");
+  fingerprint.set_positions("absolute");
+  fingerprint.set_page_tokens(16);
+  fingerprint.set_format_version(1);
+  return fingerprint;
+}
+
+inline v1::JoinRequest TestJoin(int rank, int size, const std::string& instance = "") {
+  v1::JoinRequest request;
+  request.set_group("group");
+  request.set_rank(rank);
+  request.set_size(size);
+  request.set_instance(instance.empty() ? absl::StrCat("instance-", rank) : instance);
+  *request.mutable_fingerprint() = TestFingerprint();
+  request.set_config_digest("policy=snapkv_h2o budget=0.2");
+  request.set_advertised_address(absl::StrCat("127.0.0.1:", 9000 + rank));
+  request.set_timeout_ms(10'000);
+  return request;
+}
+
+inline v1::OpenSequenceRequest TestOpen(const std::string& request_id, uint64_t epoch) {
+  v1::OpenSequenceRequest request;
+  request.set_request_id(request_id);
+  request.set_group("group");
+  request.set_epoch(epoch);
+  *request.mutable_fingerprint() = TestFingerprint();
+  request.mutable_budget()->set_policy("snapkv_h2o");
+  request.mutable_budget()->set_scope("layer");
+  request.mutable_budget()->set_budget_tokens(8);
+  request.mutable_budget()->set_sink_tokens(1);
+  request.mutable_budget()->set_recent_tokens(4);
+  request.set_prompt_tokens(20);
+  request.set_max_tokens(1000);
+  return request;
+}
+
+}  // namespace heavywater
