@@ -1,0 +1,182 @@
+#include "worker/server/cache_link.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/server/grpc_status.h"
+#include "cache_service/server/logging.h"
+#include "worker/server/backoff.h"
+
+namespace heavywater {
+namespace {
+
+constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);
+
+// Reconnects within a second of the service's return.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // Several workers of one process (tests) must not share a connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+bool WorthAnotherTry(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsAborted(status);
+}
+
+}  // namespace
+
+CacheLink::CacheLink(CacheLinkOptions options)
+    : options_(std::move(options)),
+      channel_(MakeChannel(options_.cache_address)),
+      stub_(v1::GroupService::NewStub(channel_)) {}
+
+CacheLink::~CacheLink() {
+  stop_.Stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status CacheLink::Join(StopFlag& stop) {
+  Backoff backoff(absl::Milliseconds(200), absl::Seconds(2));
+  while (!stop.stopped()) {
+    const absl::Status joined = JoinOnce(options_.join_timeout);
+    if (joined.ok() || !WorthAnotherTry(joined)) return joined;
+    LogWarn("joining the group failed; trying again", {{"group", options_.group},
+                                                       {"cache", options_.cache_address},
+                                                       {"error", joined.ToString()}});
+    if (stop.WaitFor(backoff.Next())) break;
+  }
+  return absl::CancelledError("stopped while joining the group");
+}
+
+absl::Status CacheLink::JoinOnce(absl::Duration timeout) {
+  v1::JoinRequest request;
+  request.set_group(options_.group);
+  request.set_rank(options_.rank);
+  request.set_size(options_.size);
+  request.set_instance(options_.instance);
+  *request.mutable_fingerprint() = options_.fingerprint;
+  request.set_config_digest(options_.config_digest);
+  request.set_advertised_address(options_.advertised_address);
+  request.set_timeout_ms(absl::ToInt64Milliseconds(timeout));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout + absl::Seconds(2)));
+  v1::JoinResponse response;
+  const absl::Status status = FromGrpcStatus(stub_->Join(&context, request, &response));
+  Note(status);
+  if (!status.ok()) return status;
+  MutexLock lock(&mutex_);
+  epoch_ = response.epoch();
+  addresses_.assign(response.addresses().begin(), response.addresses().end());
+  if (response.heartbeat_interval_ms() > 0) {
+    interval_ = absl::Milliseconds(response.heartbeat_interval_ms());
+  }
+  return absl::OkStatus();
+}
+
+void CacheLink::StartHeartbeats() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void CacheLink::Run() {
+  Backoff backoff(absl::Milliseconds(100), absl::Seconds(1));
+  bool answered = true;
+  absl::Duration delay = absl::ZeroDuration();
+  while (!stop_.WaitFor(delay)) {
+    absl::Status status = Heartbeat();
+    // A restarted service does not know the group: the ranks meet there again.
+    // Running sequences go on either way; only new ones need the new epoch.
+    if (absl::IsAborted(status) || absl::IsNotFound(status)) {
+      status = JoinOnce(absl::Seconds(5));
+    }
+    if (up() != answered) {
+      LogWarn(up() ? "cache service is back" : "cache service does not answer",
+              {{"cache", options_.cache_address}, {"status", status.ToString()}});
+    } else if (answered && !status.ok()) {
+      LogError("heartbeat refused", {{"error", status.ToString()}});
+    }
+    answered = up();
+    if (answered) backoff.Reset();
+    MutexLock lock(&mutex_);
+    delay = answered ? interval_ : backoff.Next();
+  }
+}
+
+absl::Status CacheLink::Heartbeat() {
+  v1::HeartbeatRequest request;
+  request.set_group(options_.group);
+  request.set_rank(options_.rank);
+  {
+    MutexLock lock(&mutex_);
+    request.set_epoch(epoch_);
+    for (const auto& [sequence, count] : sequences_) request.add_sequence_ids(sequence);
+  }
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kHeartbeatTimeout));
+  v1::HeartbeatResponse response;
+  const absl::Status status = FromGrpcStatus(stub_->Heartbeat(&context, request, &response));
+  Note(status);
+  MutexLock lock(&listener_mutex_);
+  for (SequenceId sequence : response.unknown_sequence_ids()) {
+    if (on_unknown_) on_unknown_(sequence);
+  }
+  return status;
+}
+
+void CacheLink::Leave() {
+  stop_.Stop();
+  if (thread_.joinable()) thread_.join();
+  if (!up()) return;
+  v1::LeaveRequest request;
+  request.set_group(options_.group);
+  request.set_rank(options_.rank);
+  request.set_epoch(epoch());
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(1)));
+  v1::LeaveResponse response;
+  const grpc::Status status = stub_->Leave(&context, request, &response);
+  if (!status.ok()) LogDebug("leaving the group failed", {{"error", status.error_message()}});
+}
+
+Epoch CacheLink::epoch() const {
+  MutexLock lock(&mutex_);
+  return epoch_;
+}
+
+std::vector<std::string> CacheLink::addresses() const {
+  MutexLock lock(&mutex_);
+  return addresses_;
+}
+
+bool CacheLink::up() const {
+  MutexLock lock(&mutex_);
+  return up_;
+}
+
+void CacheLink::Note(const absl::Status& status) {
+  MutexLock lock(&mutex_);
+  up_ = !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status);
+}
+
+void CacheLink::AddSequence(SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  ++sequences_[sequence];
+}
+
+void CacheLink::RemoveSequence(SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(sequence);
+  if (found != sequences_.end() && --found->second == 0) sequences_.erase(found);
+}
+
+void CacheLink::SetListener(std::function<void(SequenceId)> on_unknown) {
+  MutexLock lock(&listener_mutex_);
+  on_unknown_ = std::move(on_unknown);
+}
+
+}  // namespace heavywater

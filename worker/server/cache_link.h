@@ -1,0 +1,91 @@
+// This rank's tie to the cache service: channel, membership of its group,
+// heartbeats. An outage of the service stops nothing here; it is noticed, and
+// the rank joins again when the service is back.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cache_service/base/ids.h"
+#include "cache_service/base/mutex.h"
+#include "heavywater/v1/common.pb.h"
+#include "heavywater/v1/group.grpc.pb.h"
+#include "worker/server/stop_flag.h"
+
+namespace heavywater {
+
+struct CacheLinkOptions {
+  std::string cache_address;
+  std::string group = "default";
+  int rank = 0;
+  int size = 1;
+  std::string instance;            // unique per process
+  std::string advertised_address;  // of this rank
+  v1::Fingerprint fingerprint;
+  std::string config_digest;  // hash and text of what must be equal on all ranks
+  absl::Duration join_timeout = absl::Seconds(30);  // of one try
+};
+
+// Thread safe.
+class CacheLink {
+ public:
+  explicit CacheLink(CacheLinkOptions options);
+  ~CacheLink();
+
+  // Enters the group; returns when all ranks are there. Tries again while the
+  // service cannot be reached or ranks are missing, until `stop`.
+  absl::Status Join(StopFlag& stop);
+  // Renews membership and leases on a thread until Leave().
+  void StartHeartbeats();
+  // Ends membership; one short try.
+  void Leave();
+
+  const CacheLinkOptions& options() const { return options_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  Epoch epoch() const;
+  std::vector<std::string> addresses() const;  // by rank
+  // The last call to the service was answered.
+  bool up() const;
+  // Every caller of the service says how its call ended: UNAVAILABLE and
+  // DEADLINE_EXCEEDED mean that it is away.
+  void Note(const absl::Status& status);
+
+  // Sequences that heartbeats list: their leases are renewed, and the service
+  // knows that this rank may still write their pages. Added as often as removed.
+  void AddSequence(SequenceId sequence);
+  void RemoveSequence(SequenceId sequence);
+  // Called on the heartbeats' thread for listed sequences that the service does
+  // not know any more. One listener, which RemoveListener() takes away.
+  void SetListener(std::function<void(SequenceId)> on_unknown);
+  void RemoveListener() { SetListener(nullptr); }
+
+ private:
+  absl::Status JoinOnce(absl::Duration timeout);
+  void Run();
+  absl::Status Heartbeat();
+
+  const CacheLinkOptions options_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::GroupService::Stub> stub_;
+  StopFlag stop_;
+  std::thread thread_;
+
+  mutable Mutex mutex_;
+  Epoch epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> addresses_ ABSL_GUARDED_BY(mutex_);
+  absl::Duration interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
+  bool up_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<SequenceId, int> sequences_ ABSL_GUARDED_BY(mutex_);  // how often added
+  Mutex listener_mutex_;                                         // held during the call
+  std::function<void(SequenceId)> on_unknown_ ABSL_GUARDED_BY(listener_mutex_);
+};
+
+}  // namespace heavywater

@@ -1,0 +1,249 @@
+#include "worker/server/command_runner.h"
+
+#include <functional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+#include "cache_service/server/logging.h"
+#include "worker/server/group_sum.h"
+#include "worker/server/policy_proto.h"
+
+namespace heavywater {
+namespace {
+
+// Bytes that a full cache of this rank's heads takes.
+int64_t FullCacheBytes(const KvShape& shape, int64_t tokens) {
+  const int64_t pages = (tokens + shape.page_tokens - 1) / shape.page_tokens;
+  return pages * shape.page_tokens * shape.row_bytes() * shape.num_kv_heads * shape.num_layers;
+}
+
+StepDescriptor ToDescriptor(const v1::DecodeCommand& command) {
+  StepDescriptor descriptor;
+  descriptor.step = command.step();
+  for (const auto& item : command.items()) {
+    descriptor.items.push_back({.sequence = item.sequence_id(),
+                                .first_position = item.first_position(),
+                                .num_tokens = item.tokens_size(),
+                                .plan_due = item.plan_due()});
+    descriptor.tokens.insert(descriptor.tokens.end(), item.tokens().begin(), item.tokens().end());
+  }
+  return descriptor;
+}
+
+}  // namespace
+
+CommandRunner::CommandRunner(RankCache& cache, Model& model, Communicator& communicator,
+                             PlanReports& reports, CommandRunnerOptions options)
+    : cache_(cache),
+      model_(model),
+      communicator_(communicator),
+      reports_(reports),
+      options_(std::move(options)),
+      step_(cache, model) {}
+
+CommandRunner::~CommandRunner() {
+  prompts_.clear();
+  for (SequenceId sequence : cache_.sequence_ids()) cache_.Close(sequence).IgnoreError();
+}
+
+absl::StatusOr<CommandResult> CommandRunner::Run(const v1::GroupCommand& command) {
+  switch (command.command_case()) {
+    case v1::GroupCommand::kOpen:
+      return Open(command.open());
+    case v1::GroupCommand::kPromptLayer:
+      return RunPrompt(command.prompt_layer());
+    case v1::GroupCommand::kDecode:
+      return Decode(command.decode());
+    case v1::GroupCommand::kClose:
+      return Close(command.close());
+    case v1::GroupCommand::kFigures:
+      return SumFigures(command.figures());
+    case v1::GroupCommand::kIdle:
+    case v1::GroupCommand::kShutdown:
+      return CommandResult{};
+    case v1::GroupCommand::COMMAND_NOT_SET:
+      break;
+  }
+  return absl::FailedPreconditionError("group command of a kind that this rank does not know");
+}
+
+absl::StatusOr<CommandResult> CommandRunner::Open(const v1::OpenCommand& command) {
+  const absl::Status here = OpenHere(command);
+  if (!here.ok()) {
+    LogInfo("sequence does not open",
+            {{"sequence", command.sequence_id()}, {"error", here.ToString()}});
+  }
+  CommandResult result;
+  HW_ASSIGN_OR_RETURN(result.status,
+                      AgreeOnStatus(here, cache_.backend(), communicator_, cache_.stream()));
+  if (result.status.ok() || !here.ok()) return result;
+  prompts_.erase(command.sequence_id());
+  HW_RETURN_IF_ERROR(cache_.Close(command.sequence_id()));
+  return result;
+}
+
+absl::Status CommandRunner::OpenCache(const v1::OpenCommand& command) {
+  SequenceOptions options;
+  HW_ASSIGN_OR_RETURN(options.policy, PolicyFromProto(command.policy()));
+  HW_ASSIGN_OR_RETURN(options.on_host_full, ParseOnHostFull(command.on_host_full()));
+  options.prompt_tokens = command.prompt_size();
+  options.max_tokens = command.max_tokens();
+  if (options_.tier == nullptr) return cache_.Open(command.sequence_id(), options);
+  options_.tier->Expect(command.sequence_id(), command.max_tokens());
+  const absl::Status opened = cache_.Open(command.sequence_id(), options);
+  if (!opened.ok()) options_.tier->Forget(command.sequence_id());
+  return opened;
+}
+
+absl::Status CommandRunner::OpenHere(const v1::OpenCommand& command) {
+  HW_RETURN_IF_ERROR(OpenCache(command));
+  std::vector<int32_t> prompt(command.prompt().begin(), command.prompt().end());
+  auto pass = PromptPass::Create(cache_, model_, command.sequence_id(), prompt);
+  if (!pass.ok()) {
+    HW_RETURN_IF_ERROR(cache_.Close(command.sequence_id()));
+    return pass.status();
+  }
+  prompts_[command.sequence_id()] = *std::move(pass);
+  reports_.AddTokens(command.sequence_id(), 0, prompt);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CommandResult> CommandRunner::RunPrompt(const v1::PromptLayerCommand& command) {
+  const auto found = prompts_.find(command.sequence_id());
+  if (found == prompts_.end() || found->second->layer() != command.layer()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank 0 runs layer ", command.layer(), " of the prompt of sequence ", command.sequence_id(),
+        ", this rank is at ",
+        found == prompts_.end() ? "none" : absl::StrCat("layer ", found->second->layer())));
+  }
+  PromptPass& pass = *found->second;
+  if (options_.recorder != nullptr) {
+    const int64_t first = command.first_token();
+    options_.recorder->Expect(
+        {{command.sequence_id(), static_cast<Position>(first),
+          std::min<int64_t>(cache_.options().max_step_tokens, pass.num_tokens() - first)}});
+  }
+  HW_RETURN_IF_ERROR(pass.RunChunk());
+  CommandResult result;
+  if (!pass.layer_complete()) return result;
+  HW_RETURN_IF_ERROR(communicator_.AllReduceSum(pass.reduce_buffer(), cache_.stream()));
+  result.status = pass.LayerAfter();
+  if (!result.status.ok() || !pass.done()) return result;
+  return EndPrompt(pass);
+}
+
+absl::StatusOr<CommandResult> CommandRunner::EndPrompt(PromptPass& pass) {
+  const SequenceId sequence = pass.sequence();
+  HW_ASSIGN_OR_RETURN(const DeviceSpan<const float> logits, pass.ComputeLogits());
+  CommandResult result;
+  HW_ASSIGN_OR_RETURN(std::vector<float> copy, CopyLogits(logits));
+  result.logits.push_back(std::move(copy));
+  prompts_.erase(sequence);
+  HW_RETURN_IF_ERROR(reports_.Report(sequence, /*with_sets=*/true).status());
+  return result;
+}
+
+absl::StatusOr<CommandResult> CommandRunner::Decode(const v1::DecodeCommand& command) {
+  if (options_.recorder != nullptr) {
+    std::vector<KvRecorder::Rows> rows;
+    for (const auto& item : command.items()) {
+      rows.push_back({item.sequence_id(), item.first_position(), item.tokens_size()});
+    }
+    options_.recorder->Expect(std::move(rows));
+  }
+  CommandResult result;
+  result.status = step_.Run(ToDescriptor(command), communicator_);
+  if (!result.status.ok()) return result;
+  result.item_status.assign(step_.item_status().begin(), step_.item_status().end());
+  result.logits.resize(result.item_status.size());
+  for (int i = 0; i < command.items_size(); ++i) {
+    if (!result.item_status[static_cast<size_t>(i)].ok()) continue;
+    HW_ASSIGN_OR_RETURN(result.logits[static_cast<size_t>(i)], CopyLogits(step_.logits(i)));
+    HW_RETURN_IF_ERROR(AfterItem(command.items(i)));
+  }
+  return result;
+}
+
+absl::Status CommandRunner::AfterItem(const v1::DecodeCommand::Item& item) {
+  const std::vector<int32_t> tokens(item.tokens().begin(), item.tokens().end());
+  reports_.AddTokens(item.sequence_id(), item.first_position(), tokens);
+  if (!item.plan_due()) return absl::OkStatus();
+  return reports_.Report(item.sequence_id(), item.report_sets()).status();
+}
+
+absl::StatusOr<CommandResult> CommandRunner::SumFigures(const v1::FiguresCommand& command) {
+  constexpr size_t kNumbers = 7;
+  std::vector<int64_t> numbers;
+  for (SequenceId sequence : command.sequence_ids()) {
+    HW_ASSIGN_OR_RETURN(const SequenceStats stats, cache_.Stats(sequence));
+    numbers.insert(numbers.end(),
+                   {stats.tokens_demoted, stats.tokens_dropped, stats.device_bytes,
+                    stats.peak_device_bytes_after_prompt, stats.peak_device_bytes, stats.host_bytes,
+                    FullCacheBytes(cache_.options().shape, stats.tokens_seen)});
+  }
+  HW_ASSIGN_OR_RETURN(
+      numbers, SumOverRanks(std::move(numbers), cache_.backend(), communicator_, cache_.stream()));
+  CommandResult result;
+  for (size_t i = 0; i + kNumbers <= numbers.size(); i += kNumbers) {
+    result.figures.push_back({.tokens_demoted = numbers[i],
+                              .tokens_dropped = numbers[i + 1],
+                              .device_bytes = numbers[i + 2],
+                              .device_bytes_peak = numbers[i + 3],
+                              .device_bytes_prompt_peak = numbers[i + 4],
+                              .host_bytes = numbers[i + 5],
+                              .full_cache_bytes = numbers[i + 6]});
+  }
+  return result;
+}
+
+absl::StatusOr<CommandResult> CommandRunner::Close(const v1::CloseCommand& command) {
+  const SequenceId sequence = command.sequence_id();
+  const bool prompt_ended = !prompts_.contains(sequence);
+  prompts_.erase(sequence);
+  CommandResult result;
+  // A sequence that ends within its prompt has no plan to report.
+  if (prompt_ended) {
+    HW_ASSIGN_OR_RETURN(result.plan, ReportEnd(sequence, command.report_sets()));
+  }
+  if (options_.recorder != nullptr) options_.recorder->Forget(sequence);
+  HW_RETURN_IF_ERROR(cache_.Close(sequence));
+  const std::function<void()> report_finished = reports_.Close(sequence);
+  if (options_.tier != nullptr) {
+    options_.tier->WhenWritten(sequence, report_finished);
+  } else {
+    report_finished();
+  }
+  return result;
+}
+
+absl::StatusOr<int64_t> CommandRunner::ReportEnd(SequenceId sequence, bool with_sets) {
+  HW_ASSIGN_OR_RETURN(const int64_t plan, reports_.Report(sequence, with_sets));
+  if (options_.recorder != nullptr) Dump(sequence, plan);
+  return plan;
+}
+
+void CommandRunner::Dump(SequenceId sequence, int64_t plan) {
+  const auto report = cache_.Report(sequence, /*with_sets=*/true);
+  absl::Status dumped = report.status();
+  if (report.ok()) {
+    dumped = options_.recorder->Dump(options_.dump_dir, cache_.options().rank, plan, *report);
+  }
+  if (!dumped.ok()) {
+    LogError("dump failed", {{"sequence", sequence}, {"error", dumped.ToString()}});
+  }
+}
+
+absl::StatusOr<std::vector<float>> CommandRunner::CopyLogits(DeviceSpan<const float> logits) {
+  std::vector<float> copy;
+  if (!options_.copy_logits) return copy;
+  copy.resize(static_cast<size_t>(logits.size()));
+  const DeviceSpan<const std::byte> bytes(
+      reinterpret_cast<const std::byte*>(logits.device_address()), logits.size_bytes());
+  HW_RETURN_IF_ERROR(
+      cache_.backend().CopyToHost(std::as_writable_bytes(std::span(copy)), bytes, cache_.stream()));
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
+  return copy;
+}
+
+}  // namespace heavywater

@@ -1,0 +1,90 @@
+// What every rank does on a command of rank 0: the one place where the group
+// acts together.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "heavywater/v1/step.pb.h"
+#include "worker/comm/communicator.h"
+#include "worker/rank/decode_step.h"
+#include "worker/rank/prompt_pass.h"
+#include "worker/rank/rank_cache.h"
+#include "worker/server/kv_recorder.h"
+#include "worker/server/plan_reports.h"
+#include "worker/server/remote_host_tier.h"
+
+namespace heavywater {
+
+// Of one sequence, summed over the ranks.
+struct SequenceFigures {
+  int64_t tokens_demoted = 0;
+  int64_t tokens_dropped = 0;
+  int64_t device_bytes = 0;
+  int64_t device_bytes_peak = 0;  // after the prompt
+  int64_t device_bytes_prompt_peak = 0;
+  int64_t host_bytes = 0;
+  int64_t full_cache_bytes = 0;  // of as many tokens, rounded up to a page
+};
+
+struct CommandResult {
+  absl::Status status;                     // of open and prompt: the sequence cannot go on;
+                                           // of decode: none of the items has advanced
+  std::vector<absl::Status> item_status;   // decode, by item
+  std::vector<std::vector<float>> logits;  // decode, by item (empty where it failed); prompt:
+                                           // one, once it is complete
+  std::vector<SequenceFigures> figures;    // figures, by sequence
+  int64_t plan = 0;                        // close: the last plan reported
+};
+
+struct CommandRunnerOptions {
+  bool copy_logits = false;        // rank 0
+  KvRecorder* recorder = nullptr;  // null: no dump
+  std::string dump_dir;
+  RemoteHostTier* tier = nullptr;  // of the cache, told how long sequences may get
+};
+
+// Used by the thread of the step.
+class CommandRunner {
+ public:
+  // All outlive this.
+  CommandRunner(RankCache& cache, Model& model, Communicator& communicator, PlanReports& reports,
+                CommandRunnerOptions options);
+  ~CommandRunner();
+
+  // The result is the same on every rank, logits aside. An error: the group
+  // cannot go on.
+  absl::StatusOr<CommandResult> Run(const v1::GroupCommand& command);
+
+  RankCache& cache() { return cache_; }
+  Communicator& communicator() { return communicator_; }
+
+ private:
+  absl::StatusOr<CommandResult> Open(const v1::OpenCommand& command);
+  absl::Status OpenHere(const v1::OpenCommand& command);
+  absl::Status OpenCache(const v1::OpenCommand& command);
+  absl::StatusOr<CommandResult> RunPrompt(const v1::PromptLayerCommand& command);
+  absl::StatusOr<CommandResult> EndPrompt(PromptPass& pass);
+  absl::StatusOr<CommandResult> Decode(const v1::DecodeCommand& command);
+  absl::Status AfterItem(const v1::DecodeCommand::Item& item);
+  absl::StatusOr<CommandResult> SumFigures(const v1::FiguresCommand& command);
+  absl::StatusOr<CommandResult> Close(const v1::CloseCommand& command);
+  absl::StatusOr<int64_t> ReportEnd(SequenceId sequence, bool with_sets);
+  void Dump(SequenceId sequence, int64_t plan);
+  absl::StatusOr<std::vector<float>> CopyLogits(DeviceSpan<const float> logits);
+
+  RankCache& cache_;
+  Model& model_;
+  Communicator& communicator_;
+  PlanReports& reports_;
+  const CommandRunnerOptions options_;
+  DecodeStep step_;
+  std::map<SequenceId, std::unique_ptr<PromptPass>> prompts_;  // that still run
+};
+
+}  // namespace heavywater

@@ -1,0 +1,26 @@
+// One accepted request on its way: shared by the call's thread and the
+// thread of the step.
+#pragma once
+
+#include <utility>
+
+#include "cache_service/base/ids.h"
+#include "worker/server/generation_request.h"
+#include "worker/server/response_queue.h"
+
+namespace heavywater {
+
+struct Generation {
+  // What a slow client may leave unread.
+  static constexpr size_t kMaxUnreadMessages = 256;
+  static constexpr int64_t kMaxUnreadBytes = int64_t{16} << 20;
+
+  Generation(GenerationRequest request, SequenceId sequence)
+      : request(std::move(request)), sequence(sequence) {}
+
+  const GenerationRequest request;
+  const SequenceId sequence;
+  ResponseQueue responses{kMaxUnreadMessages, kMaxUnreadBytes};
+};
+
+}  // namespace heavywater

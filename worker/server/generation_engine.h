@@ -1,0 +1,50 @@
+// From a request to a running generation: everything about Generate that is not
+// gRPC.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cache_service/base/mutex.h"
+#include "heavywater/v1/generation.pb.h"
+#include "worker/server/admission_queue.h"
+#include "worker/server/generation.h"
+#include "worker/server/memory_check.h"
+#include "worker/server/sequence_client.h"
+
+namespace heavywater {
+
+// Thread safe.
+class GenerationEngine {
+ public:
+  // All outlive this.
+  GenerationEngine(GenerationLimits limits, const MemoryCheck& memory, SequenceClient& sequences,
+                   AdmissionQueue& queue)
+      : limits_(limits), memory_(memory), sequences_(sequences), queue_(queue) {}
+
+  // Checks, registers and queues. Everything that Generate's comment in
+  // generation.proto lists; ALREADY_EXISTS for a request_id that runs.
+  absl::StatusOr<std::shared_ptr<Generation>> Start(const v1::GenerateRequest& request);
+  // Once for each that was started, when its stream is over. `any_output`: the
+  // client got a token, so what the service holds of it lives on.
+  void End(const Generation& generation, bool any_output);
+  // A client has gone: the step looks sooner.
+  void Wake() { queue_.Wake(); }
+
+ private:
+  absl::StatusOr<std::shared_ptr<Generation>> OpenAndQueue(GenerationRequest request);
+  absl::Status ClaimRequestId(const std::string& request_id);
+  void ReleaseRequestId(const std::string& request_id);
+
+  const GenerationLimits limits_;
+  const MemoryCheck& memory_;
+  SequenceClient& sequences_;
+  AdmissionQueue& queue_;
+  Mutex mutex_;
+  std::set<std::string> request_ids_ ABSL_GUARDED_BY(mutex_);  // that run
+};
+
+}  // namespace heavywater

@@ -1,0 +1,98 @@
+#include "worker/server/generation_request.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+#include "worker/server/policy_proto.h"
+
+namespace heavywater {
+namespace {
+
+absl::Status CheckTokens(const char* field, const google::protobuf::RepeatedField<int32_t>& tokens,
+                         int vocab_size) {
+  for (int i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] >= 0 && tokens[i] < vocab_size) continue;
+    return absl::InvalidArgumentError(absl::StrCat(field, "[", i, "] is ", tokens[i],
+                                                   ", want a token id in [0, ", vocab_size, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int32_t>> ParsePrompt(const v1::GenerateRequest& proto,
+                                                 const GenerationLimits& limits) {
+  if (proto.text().empty() == proto.tokens().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("text has ", proto.text().size(),
+                                                   " bytes and tokens has ", proto.tokens_size(),
+                                                   " ids, want exactly one of the two"));
+  }
+  if (!proto.tokens().empty()) {
+    HW_RETURN_IF_ERROR(CheckTokens("tokens", proto.tokens(), limits.vocab_size));
+    return std::vector<int32_t>(proto.tokens().begin(), proto.tokens().end());
+  }
+  auto tokens = limits.tokenizer.Encode(proto.text(), ControlTokens::kAsToken);
+  if (!tokens.ok()) {
+    return absl::Status(tokens.status().code(), absl::StrCat("text: ", tokens.status().message()));
+  }
+  return *std::move(tokens);
+}
+
+absl::StatusOr<int> ParseNewTokens(const v1::GenerateRequest& proto,
+                                   const GenerationLimits& limits) {
+  HW_RETURN_IF_ERROR(CheckTokens("forced_tokens", proto.forced_tokens(), limits.vocab_size));
+  const int forced = proto.forced_tokens_size();
+  if (forced == 0 && proto.max_new_tokens() < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_new_tokens is ", proto.max_new_tokens(), ", want 1 or more"));
+  }
+  if (forced > 0 && proto.max_new_tokens() != 0 && proto.max_new_tokens() != forced) {
+    return absl::InvalidArgumentError(absl::StrCat("max_new_tokens is ", proto.max_new_tokens(),
+                                                   ", want 0 or the number of forced_tokens, ",
+                                                   forced));
+  }
+  return forced > 0 ? forced : proto.max_new_tokens();
+}
+
+absl::StatusOr<SamplerOptions> ParseSampling(const v1::Sampling& proto) {
+  const float temperature = proto.temperature();
+  if (!std::isfinite(temperature) || temperature < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("sampling.temperature is ", temperature,
+                                                   ", want a finite number of 0 or more"));
+  }
+  return SamplerOptions{.temperature = temperature, .seed = proto.seed()};
+}
+
+absl::Status CheckContext(const GenerationRequest& request, const GenerationLimits& limits) {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  if (prompt + request.max_new_tokens <= limits.context_tokens) return absl::OkStatus();
+  return absl::OutOfRangeError(
+      absl::StrCat("prompt of ", prompt, " tokens and ", request.max_new_tokens, " new ones make ",
+                   prompt + request.max_new_tokens, ", want at most the model's context of ",
+                   limits.context_tokens));
+}
+
+}  // namespace
+
+absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest& proto,
+                                                       const GenerationLimits& limits) {
+  GenerationRequest request;
+  HW_ASSIGN_OR_RETURN(request.prompt, ParsePrompt(proto, limits));
+  HW_ASSIGN_OR_RETURN(request.max_new_tokens, ParseNewTokens(proto, limits));
+  HW_ASSIGN_OR_RETURN(request.sampling, ParseSampling(proto.sampling()));
+  HW_RETURN_IF_ERROR(CheckContext(request, limits));
+  HW_ASSIGN_OR_RETURN(request.sequence.policy, PolicyFromProto(proto.policy()));
+  request.sequence.prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  // The last new token is given out, not taken in.
+  request.sequence.max_tokens = request.sequence.prompt_tokens + request.max_new_tokens - 1;
+  request.sequence.on_host_full = limits.on_host_full;
+  HW_ASSIGN_OR_RETURN(request.budget,
+                      ResolveBudget(request.sequence.policy, request.sequence.prompt_tokens));
+  request.forced.assign(proto.forced_tokens().begin(), proto.forced_tokens().end());
+  request.ignore_eos = proto.ignore_eos();
+  request.return_logits = proto.return_logits();
+  request.request_id = proto.request_id();
+  if (!proto.tenant().empty()) request.tenant = proto.tenant();
+  return request;
+}
+
+}  // namespace heavywater

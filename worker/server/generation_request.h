@@ -1,0 +1,42 @@
+// A request for text, checked once at the edge.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "heavywater/v1/generation.pb.h"
+#include "worker/model/sampler.h"
+#include "worker/model/tokenizer.h"
+#include "worker/rank/sequence_options.h"
+
+namespace heavywater {
+
+struct GenerationRequest {
+  std::vector<int32_t> prompt;  // at least one
+  SequenceOptions sequence;     // every field set
+  Budget budget;                // what its policy resolves to
+  SamplerOptions sampling;
+  int max_new_tokens = 1;
+  bool ignore_eos = false;
+  std::vector<int32_t> forced;  // empty, or max_new_tokens of them
+  bool return_logits = false;
+  std::string request_id;
+  std::string tenant = "default";
+};
+
+// What a request is checked against.
+struct GenerationLimits {
+  const Tokenizer& tokenizer;
+  int64_t context_tokens = 0;
+  int vocab_size = 0;
+  OnHostFull on_host_full = OnHostFull::kStop;
+};
+
+// INVALID_ARGUMENT naming the field, what came and what was wanted;
+// OUT_OF_RANGE when prompt and new tokens exceed the context.
+absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest& proto,
+                                                       const GenerationLimits& limits);
+
+}  // namespace heavywater

@@ -1,0 +1,24 @@
+// Sums of a few numbers over the ranks, outside the step.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/backend/backend.h"
+#include "worker/comm/communicator.h"
+
+namespace heavywater {
+
+// A collective: every rank passes as many numbers.
+absl::StatusOr<std::vector<int64_t>> SumOverRanks(std::vector<int64_t> numbers, Backend& backend,
+                                                  Communicator& communicator, Stream& stream);
+
+// A collective: OK when `status` is OK on every rank; else, on every rank, the
+// first failing rank's code (with the message where it is the own one). The
+// outer status is the collective's.
+absl::StatusOr<absl::Status> AgreeOnStatus(const absl::Status& status, Backend& backend,
+                                           Communicator& communicator, Stream& stream);
+
+}  // namespace heavywater

@@ -1,0 +1,123 @@
+#include "worker/server/kv_recorder.h"
+
+#include <cstring>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/bfloat16.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "nlohmann/json.hpp"
+
+namespace heavywater {
+namespace {
+
+absl::StatusOr<std::vector<float>> ToHost(DeviceSpan<const float> span, Backend& backend,
+                                          Stream& stream) {
+  std::vector<float> host(static_cast<size_t>(span.size()));
+  const DeviceSpan<const std::byte> bytes(reinterpret_cast<const std::byte*>(span.device_address()),
+                                          span.size_bytes());
+  HW_RETURN_IF_ERROR(backend.CopyToHost(std::as_writable_bytes(std::span(host)), bytes, stream));
+  HW_RETURN_IF_ERROR(backend.Synchronize(stream));
+  return host;
+}
+
+nlohmann::json SlotTables(const PlanReport& report, const KvShape& shape, int rank, int64_t plan) {
+  nlohmann::json json = {{"sequence_id", report.sequence},
+                         {"rank", rank},
+                         {"plan", plan},
+                         {"tokens_seen", report.tokens_seen},
+                         {"dtype", std::string(KvDtypeName(shape.dtype))},
+                         {"num_layers", shape.num_layers},
+                         {"first_kv_head", shape.first_kv_head},
+                         {"num_kv_heads", shape.num_kv_heads},
+                         {"head_dim", shape.head_dim},
+                         {"row_bytes", shape.row_bytes()},
+                         {"sets", nlohmann::json::array()}};
+  for (const ResidentSet& set : report.sets) {
+    json["sets"].push_back({{"layer", set.layer},
+                            {"kv_head", set.kv_head},
+                            {"positions", set.positions},
+                            {"scores", set.scores}});
+  }
+  return json;
+}
+
+}  // namespace
+
+absl::Status KvRecorder::ComputeQkv(int layer, DeviceSpan<const float> hidden,
+                                    std::span<const Position> positions, DeviceSpan<float> q,
+                                    DeviceSpan<float> k, DeviceSpan<float> v, Stream& stream) {
+  HW_RETURN_IF_ERROR(model_.ComputeQkv(layer, hidden, positions, q, k, v, stream));
+  HW_ASSIGN_OR_RETURN(const std::vector<float> keys, ToHost(k, backend_, stream));
+  HW_ASSIGN_OR_RETURN(const std::vector<float> values, ToHost(v, backend_, stream));
+  const size_t row = static_cast<size_t>(shape_.num_kv_heads) * shape_.head_dim;
+  size_t first = 0;
+  for (const Rows& rows : expected_) {
+    const size_t count = static_cast<size_t>(rows.count) * row;
+    HW_CHECK((first + count) <= keys.size());
+    Record(layer, rows, std::span(keys).subspan(first, count),
+           std::span(values).subspan(first, count));
+    first += count;
+  }
+  return absl::OkStatus();
+}
+
+void KvRecorder::Record(int layer, const Rows& rows, std::span<const float> k,
+                        std::span<const float> v) {
+  auto& layers = recorded_[rows.sequence];
+  layers.resize(static_cast<size_t>(shape_.num_layers));
+  LayerRows& to = layers[static_cast<size_t>(layer)];
+  const size_t row_bytes = static_cast<size_t>(shape_.row_bytes());
+  const size_t heads = static_cast<size_t>(shape_.num_kv_heads);
+  const size_t first = static_cast<size_t>(rows.first_position) * heads;
+  const size_t count = static_cast<size_t>(rows.count) * heads;
+  // A step that failed is repeated at the same positions.
+  to.resize(std::max(to.size(), (first + count) * row_bytes));
+  const size_t head_dim = static_cast<size_t>(shape_.head_dim);
+  for (size_t i = 0; i < count; ++i) {
+    std::byte* at = to.data() + (first + i) * row_bytes;
+    Store(k.subspan(i * head_dim, head_dim), at);
+    Store(v.subspan(i * head_dim, head_dim), at + row_bytes / 2);
+  }
+}
+
+void KvRecorder::Store(std::span<const float> vector, std::byte* to) const {
+  if (shape_.dtype == KvDtype::kFloat32) {
+    std::memcpy(to, vector.data(), vector.size_bytes());
+    return;
+  }
+  for (size_t i = 0; i < vector.size(); ++i) {
+    const uint16_t element = FloatToBFloat16(vector[i]);
+    std::memcpy(to + i * sizeof(element), &element, sizeof(element));
+  }
+}
+
+absl::Status KvRecorder::Dump(const std::string& directory, int rank, int64_t plan,
+                              const PlanReport& report) const {
+  const std::string stem = absl::StrCat(directory, "/seq", report.sequence, "_rank", rank);
+  std::ofstream json(stem + ".json");
+  json << SlotTables(report, shape_, rank, plan).dump() << "\n";
+  std::ofstream kv(stem + ".kv", std::ios::binary);
+  const auto found = recorded_.find(report.sequence);
+  const size_t row_bytes = static_cast<size_t>(shape_.row_bytes());
+  const size_t heads = static_cast<size_t>(shape_.num_kv_heads);
+  for (size_t layer = 0; found != recorded_.end() && layer < found->second.size(); ++layer) {
+    const LayerRows& rows = found->second[layer];
+    HW_CHECK(rows.size() >= static_cast<size_t>(report.tokens_seen) * heads * row_bytes);
+    for (size_t head = 0; head < heads; ++head) {
+      for (size_t position = 0; position < static_cast<size_t>(report.tokens_seen); ++position) {
+        const std::byte* row = rows.data() + (position * heads + head) * row_bytes;
+        kv.write(reinterpret_cast<const char*>(row), static_cast<std::streamsize>(row_bytes));
+      }
+    }
+  }
+  json.flush();
+  kv.flush();
+  if (!json || !kv) {
+    return absl::InternalError(absl::StrCat("cannot write ", stem, ".json and .kv"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace heavywater

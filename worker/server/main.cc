@@ -1,0 +1,3 @@
+#include "worker/server/worker_main.h"
+
+int main(int argc, char** argv) { return heavywater::WorkerMain(argc, argv); }

@@ -1,0 +1,50 @@
+// Turns what a rank planned into reports for the registry, behind the step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cache_service/base/ids.h"
+#include "heavywater/v1/group.pb.h"
+#include "worker/rank/rank_cache.h"
+#include "worker/server/reporter.h"
+
+namespace heavywater {
+
+// The wire form of `report`, numbered `plan`. Scope layer: only rank 0 carries
+// the sets, since all ranks hold the same.
+v1::PlanReport PlanReportToProto(const PlanReport& report, int64_t plan, int rank);
+
+// Used by the thread of the step.
+class PlanReports {
+ public:
+  // `reporter` null: nobody to tell. Both outlive this.
+  PlanReports(RankCache& cache, Reporter* reporter) : cache_(cache), reporter_(reporter) {}
+
+  // Tokens that the sequence has taken in, from `first_position` on.
+  void AddTokens(SequenceId sequence, int64_t first_position, std::span<const int32_t> tokens);
+  // Reports the state after the last step and returns the plan's number. Plans
+  // count from 1, the prompt's end. A state with tokens since the last plan (a
+  // sequence's end) counts as one plan more, so that a number means one state.
+  absl::StatusOr<int64_t> Report(SequenceId sequence, bool with_sets);
+  // Forgets the sequence. The result tells the registry that the rank writes no
+  // more; to be called once that is true, on any thread, while the reporter lives.
+  std::function<void()> Close(SequenceId sequence);
+
+ private:
+  struct Sequence {
+    int64_t first_token = 0;
+    std::vector<int32_t> tokens;  // not reported yet; rank 0 only
+    v1::PlanReport last;          // without sets and tokens
+  };
+
+  RankCache& cache_;
+  Reporter* const reporter_;
+  std::map<SequenceId, Sequence> sequences_;
+};
+
+}  // namespace heavywater

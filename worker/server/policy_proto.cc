@@ -1,0 +1,123 @@
+#include "worker/server/policy_proto.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+
+namespace heavywater {
+namespace {
+
+absl::StatusOr<Pooling> ParsePooling(const std::string& name) {
+  if (name == "average") return Pooling::kAverage;
+  if (name == "max") return Pooling::kMax;
+  if (name == "none") return Pooling::kNone;
+  return absl::InvalidArgumentError(
+      absl::StrCat("policy.pooling is \"", name, "\", want average, max or none"));
+}
+
+std::string PoolingName(Pooling pooling) {
+  switch (pooling) {
+    case Pooling::kAverage:
+      return "average";
+    case Pooling::kMax:
+      return "max";
+    case Pooling::kNone:
+      break;
+  }
+  return "none";
+}
+
+// Takes a field where it is set; a value below 0 or not a number is refused.
+template <typename To, typename From>
+absl::Status TakeField(const char* field, From got, To& option) {
+  if (!(got >= 0) || std::isinf(static_cast<double>(got))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("policy.", field, " is ", got, ", want a number of 0 (the default) or more"));
+  }
+  if (got != 0) option = got;
+  return absl::OkStatus();
+}
+
+absl::Status TakeNumbers(const v1::PolicyOptions& proto, PolicyOptions& options) {
+  HW_RETURN_IF_ERROR(TakeField("heavy_tokens", proto.heavy_tokens(), options.heavy_tokens));
+  HW_RETURN_IF_ERROR(TakeField("recent_tokens", proto.recent_tokens(), options.recent_tokens));
+  HW_RETURN_IF_ERROR(TakeField("heavy_ratio", proto.heavy_ratio(), options.heavy_ratio));
+  HW_RETURN_IF_ERROR(TakeField("recent_ratio", proto.recent_ratio(), options.recent_ratio));
+  HW_RETURN_IF_ERROR(
+      TakeField("min_budget_tokens", proto.min_budget_tokens(), options.min_budget_tokens));
+  HW_RETURN_IF_ERROR(TakeField("window", proto.window(), options.window));
+  HW_RETURN_IF_ERROR(TakeField("pool_kernel", proto.pool_kernel(), options.pool_kernel));
+  HW_RETURN_IF_ERROR(
+      TakeField("plan_interval_steps", proto.plan_interval_steps(), options.plan_interval_steps));
+  return TakeField("decay", proto.decay(), options.decay);
+}
+
+}  // namespace
+
+absl::StatusOr<PolicyOptions> PolicyFromProto(const v1::PolicyOptions& proto) {
+  auto preset = Preset(proto.policy().empty() ? "snapkv_h2o" : proto.policy());
+  if (!preset.ok()) {
+    return absl::Status(preset.status().code(),
+                        absl::StrCat("policy.policy: ", preset.status().message()));
+  }
+  PolicyOptions options = *std::move(preset);
+  if (!proto.scope().empty()) {
+    auto scope = ParseScope(proto.scope());
+    if (!scope.ok()) {
+      return absl::Status(scope.status().code(),
+                          absl::StrCat("policy.scope: ", scope.status().message()));
+    }
+    options.scope = *scope;
+  }
+  if (!proto.pooling().empty()) {
+    HW_ASSIGN_OR_RETURN(options.pooling, ParsePooling(proto.pooling()));
+  }
+  HW_RETURN_IF_ERROR(TakeNumbers(proto, options));
+  if (proto.has_sink_tokens()) options.sink_tokens = proto.sink_tokens();
+  if (options.sink_tokens < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("policy.sink_tokens is ", options.sink_tokens, ", want 0 or more"));
+  }
+  return options;
+}
+
+v1::PolicyOptions PolicyToProto(const PolicyOptions& options) {
+  v1::PolicyOptions proto;
+  proto.set_policy(std::string(PolicyName(options.policy)));
+  proto.set_scope(std::string(ScopeName(options.scope)));
+  proto.set_heavy_tokens(options.heavy_tokens);
+  proto.set_recent_tokens(options.recent_tokens);
+  proto.set_heavy_ratio(options.heavy_ratio);
+  proto.set_recent_ratio(options.recent_ratio);
+  proto.set_sink_tokens(options.sink_tokens);
+  proto.set_min_budget_tokens(options.min_budget_tokens);
+  proto.set_window(options.window);
+  proto.set_pooling(PoolingName(options.pooling));
+  proto.set_pool_kernel(options.pool_kernel);
+  proto.set_plan_interval_steps(options.plan_interval_steps);
+  proto.set_decay(options.decay);
+  return proto;
+}
+
+v1::ResolvedBudget BudgetToProto(const PolicyOptions& options, const Budget& budget) {
+  v1::ResolvedBudget proto;
+  proto.set_policy(std::string(PolicyName(options.policy)));
+  proto.set_scope(std::string(ScopeName(options.scope)));
+  proto.set_budget_tokens(budget.budget_tokens);
+  proto.set_sink_tokens(budget.sink_tokens);
+  proto.set_recent_tokens(budget.recent_tokens);
+  proto.set_bounded_decode(budget.bounded_decode);
+  proto.set_plan_interval_steps(options.plan_interval_steps);
+  proto.set_decay(options.decay);
+  return proto;
+}
+
+absl::StatusOr<OnHostFull> ParseOnHostFull(const std::string& name) {
+  if (name == "stop") return OnHostFull::kStop;
+  if (name == "drop") return OnHostFull::kDrop;
+  return absl::InvalidArgumentError(
+      absl::StrCat("on_host_full is \"", name, "\", want stop or drop"));
+}
+
+}  // namespace heavywater

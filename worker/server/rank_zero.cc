@@ -1,0 +1,20 @@
+#include "worker/server/rank_zero.h"
+
+namespace heavywater {
+
+RankZero::RankZero(const v1::WorkerConfig& config, const ModelFacts& facts, OnHostFull on_host_full,
+                   Worker& worker, WorkerMetrics& metrics)
+    : queue_(static_cast<size_t>(config.max_queued())),
+      memory_(worker.runner().cache()),
+      sequences_(worker.link()),
+      engine_({.tokenizer = *facts.tokenizer,
+               .context_tokens = facts.config.context_length,
+               .vocab_size = facts.config.vocab_size,
+               .on_host_full = on_host_full},
+              memory_, sequences_, queue_),
+      scheduler_(worker.runner(), queue_, *facts.tokenizer, metrics,
+                 {.max_batch = config.max_batch(),
+                  .report_interval_plans = config.report_interval_plans(),
+                  .comm_timeout = absl::Milliseconds(config.comm_timeout_ms())}) {}
+
+}  // namespace heavywater

@@ -1,0 +1,174 @@
+#include "worker/server/remote_host_tier.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+
+namespace heavywater {
+
+RemoteHostTier::RemoteHostTier(CacheLink& link, RemoteHostTierOptions options)
+    : link_(link), client_(link), options_(options) {
+  AttachAgain();
+  link_.SetListener([this](SequenceId sequence) { NoteUnknown(sequence); });
+  thread_ = std::thread([this] { Run(); });
+}
+
+RemoteHostTier::~RemoteHostTier() {
+  link_.RemoveListener();
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    work_.SignalAll();
+  }
+  thread_.join();
+}
+
+void RemoteHostTier::Expect(SequenceId sequence, int64_t max_tokens) {
+  MutexLock lock(&mutex_);
+  entries_[sequence].max_tokens = max_tokens;
+}
+
+void RemoteHostTier::Forget(SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  const auto found = entries_.find(sequence);
+  if (found != entries_.end() && found->second.sequence == nullptr) entries_.erase(found);
+}
+
+RemoteHostTier::Entry* RemoteHostTier::FindOpen(SequenceId sequence) {
+  const auto found = entries_.find(sequence);
+  if (found == entries_.end()) return nullptr;
+  Entry& entry = found->second;
+  return entry.sequence == nullptr || entry.closing() ? nullptr : &entry;
+}
+
+absl::Status RemoteHostTier::OpenSequence(SequenceId sequence, const PageGeometry& geometry,
+                                          HeadRange heads) {
+  HW_RETURN_IF_ERROR(geometry.Validate());
+  MutexLock lock(&mutex_);
+  Entry& entry = entries_[sequence];
+  if (entry.sequence != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("sequence ", sequence, " is open"));
+  }
+  entry.sequence = std::make_unique<RemoteSequence>(sequence, geometry, heads, slab_);
+  link_.AddSequence(sequence);
+  return absl::OkStatus();
+}
+
+absl::Status RemoteHostTier::Reserve(SequenceId sequence, int64_t first_page, int64_t num_pages) {
+  MutexLock lock(&mutex_);
+  Entry* entry = FindOpen(sequence);
+  if (entry == nullptr) {
+    return absl::NotFoundError(absl::StrCat("sequence ", sequence, " is not open"));
+  }
+  const int64_t end_page = first_page + num_pages;
+  if (entry->sequence->num_pages() >= end_page) return absl::OkStatus();
+  // Pages that the rank leaves out after a refusal.
+  entry->sequence->SkipPages(first_page);
+  const int64_t wanted_before = entry->wanted_pages;
+  entry->wanted_pages = std::max(wanted_before, end_page);
+  entry->refused = absl::OkStatus();
+  WaitForPages(*entry, end_page);
+  if (entry->sequence->num_pages() >= end_page) return absl::OkStatus();
+  if (absl::IsResourceExhausted(entry->refused)) {
+    entry->wanted_pages = wanted_before;
+    return entry->refused;
+  }
+  return HoldLocally(*entry, end_page);
+}
+
+void RemoteHostTier::WaitForPages(Entry& entry, int64_t end_page) {
+  if (entry.orphan || !link_.up()) return;
+  entry.next_try = absl::InfinitePast();
+  work_.SignalAll();
+  const absl::Time deadline = absl::Now() + options_.reserve_timeout;
+  while (entry.sequence->num_pages() < end_page && entry.refused.ok() && !entry.orphan &&
+         absl::Now() < deadline) {
+    changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
+  }
+}
+
+absl::Status RemoteHostTier::HoldLocally(Entry& entry, int64_t end_page) {
+  int64_t held = 0;
+  for (const auto& [id, other] : entries_) {
+    if (other.sequence != nullptr) held += other.sequence->ungranted_bytes();
+  }
+  const int64_t more = (end_page - entry.sequence->num_pages()) * entry.sequence->page_row_bytes();
+  if (held + more > options_.max_local_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the cache service gives no pages and this worker holds ", held, " bytes for it already: ",
+        more, " more would exceed its limit of ", options_.max_local_bytes));
+  }
+  entry.sequence->AddLocalPages(end_page);
+  return absl::OkStatus();
+}
+
+std::byte* RemoteHostTier::Page(SequenceId sequence, int layer, int kv_head, int64_t page) {
+  MutexLock lock(&mutex_);
+  Entry* entry = FindOpen(sequence);
+  // The place of an orphan in the slab may belong to somebody else by now.
+  if (entry == nullptr || entry->orphan) return nullptr;
+  return entry->sequence->Page(layer, kv_head, page);
+}
+
+void RemoteHostTier::Publish(SequenceId sequence, int64_t tokens) {
+  MutexLock lock(&mutex_);
+  Entry* entry = FindOpen(sequence);
+  if (entry == nullptr) return;
+  entry->sequence->Publish(tokens);
+  if (HasWork(*entry)) work_.SignalAll();
+}
+
+void RemoteHostTier::CloseSequence(SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  Entry* entry = FindOpen(sequence);
+  if (entry == nullptr) return;
+  entry->closed = absl::Now();
+  work_.SignalAll();
+}
+
+void RemoteHostTier::WhenWritten(SequenceId sequence, std::function<void()> done) {
+  {
+    MutexLock lock(&mutex_);
+    const auto found = entries_.find(sequence);
+    if (found != entries_.end() && found->second.sequence != nullptr) {
+      found->second.when_written = std::move(done);
+      return;
+    }
+  }
+  done();
+}
+
+int64_t RemoteHostTier::reserved_bytes() const {
+  MutexLock lock(&mutex_);
+  int64_t bytes = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.sequence != nullptr) bytes += entry.sequence->reserved_bytes();
+  }
+  return bytes;
+}
+
+bool RemoteHostTier::uses_slab() const {
+  MutexLock lock(&mutex_);
+  return slab_ != nullptr;
+}
+
+bool RemoteHostTier::Flush(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  MutexLock lock(&mutex_);
+  const auto behind = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return std::any_of(entries_.begin(), entries_.end(), [](const auto& named) {
+      const Entry& entry = named.second;
+      return entry.sequence != nullptr && !entry.orphan &&
+             entry.sequence->committed() < entry.sequence->published();
+    });
+  };
+  while (behind() && absl::Now() < deadline) {
+    changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
+  }
+  return !behind();
+}
+
+}  // namespace heavywater

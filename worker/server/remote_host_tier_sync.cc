@@ -1,0 +1,214 @@
+// The thread of the remote host tier that talks to the cache service.
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+#include "cache_service/server/logging.h"
+#include "worker/server/remote_host_tier.h"
+
+namespace heavywater {
+namespace {
+
+constexpr absl::Duration kPoll = absl::Milliseconds(20);  // rows wait so long to go together
+constexpr absl::Duration kIdlePoll = absl::Milliseconds(500);
+constexpr absl::Duration kRetry = absl::Milliseconds(300);
+// Rows of a closed sequence that cannot be handed over are given up after this.
+constexpr absl::Duration kGiveUp = absl::Seconds(60);
+// At most so many pages' rows in one push, so that others get their turn.
+constexpr int64_t kPushPages = 4;
+
+}  // namespace
+
+void RemoteHostTier::Run() {
+  while (true) {
+    std::vector<std::function<void()>> written;
+    {
+      MutexLock lock(&mutex_);
+      written = EraseEnded();
+    }
+    for (const auto& done : written) done();
+    {
+      MutexLock lock(&mutex_);
+      changed_.SignalAll();
+      const bool busy = std::any_of(entries_.begin(), entries_.end(), [](const auto& named) {
+        return named.second.sequence != nullptr;
+      });
+      if (!stopping_) work_.WaitWithTimeout(&mutex_, busy ? kPoll : kIdlePoll);
+      if (stopping_) return;
+    }
+    AttachAgain();
+    for (SequenceId sequence : OpenEntries()) Sync(sequence);
+  }
+}
+
+// After every new epoch: a restarted service has another slab.
+void RemoteHostTier::AttachAgain() {
+  const Epoch epoch = link_.epoch();
+  {
+    MutexLock lock(&mutex_);
+    if (epoch == attached_epoch_ || epoch == 0) return;
+  }
+  const auto attached = client_.Attach();
+  if (!attached.ok()) {
+    LogWarn("attaching to the page store failed", {{"error", attached.status().ToString()}});
+    return;
+  }
+  std::shared_ptr<SlabView> slab;
+  if (!options_.disable_slab && !attached->slab_name().empty()) {
+    auto mapped = SlabView::Map(attached->slab_name(), attached->slab_bytes(),
+                                attached->slab_nonce(), attached->format_version());
+    if (mapped.ok()) {
+      slab = *std::move(mapped);
+    } else {
+      LogInfo("the slab cannot be mapped; pages are streamed",
+              {{"reason", mapped.status().ToString()}});
+    }
+  }
+  MutexLock lock(&mutex_);
+  attached_epoch_ = epoch;
+  if (slab != nullptr && slab_ != nullptr && attached->slab_nonce() == slab_nonce_) return;
+  for (auto& [id, entry] : entries_) {
+    if (entry.sequence == nullptr || entry.sequence->slab() == nullptr) continue;
+    // Its pages lie in a slab that nobody reads any more.
+    if (entry.sequence->num_pages() > 0) MakeOrphan(entry, "its slab is gone");
+    if (entry.sequence->num_pages() == 0) entry.sequence->set_slab(slab);
+  }
+  slab_ = std::move(slab);
+  slab_nonce_ = attached->slab_nonce();
+}
+
+std::vector<SequenceId> RemoteHostTier::OpenEntries() {
+  MutexLock lock(&mutex_);
+  std::vector<SequenceId> open;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.sequence != nullptr && !entry.orphan) open.push_back(id);
+  }
+  return open;
+}
+
+int64_t RemoteHostTier::TargetPages(const Entry& entry) const {
+  const RemoteSequence& sequence = *entry.sequence;
+  const PageGeometry& geometry = sequence.geometry();
+  // One page more than the rank will ask for, so that its page is always there.
+  const int64_t ahead = geometry.PagesFor(
+      std::min(entry.max_tokens,
+               sequence.published() + options_.reserve_ahead_tokens + geometry.page_tokens));
+  return std::max({entry.wanted_pages, sequence.num_pages(), entry.closing() ? 0 : ahead});
+}
+
+bool RemoteHostTier::HasWork(const Entry& entry) const {
+  if (entry.sequence == nullptr || entry.orphan || absl::Now() < entry.next_try) return false;
+  const RemoteSequence& sequence = *entry.sequence;
+  const bool moves = sequence.slab() == nullptr || sequence.has_local_pages();
+  return sequence.NextGrant(TargetPages(entry)).count > 0 ||
+         (moves && sequence.CommitEnd() > sequence.committed());
+}
+
+void RemoteHostTier::Sync(SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  Entry& entry = entries_.at(sequence);
+  if (absl::Now() < entry.next_try) return;
+  Grant(entry);
+  if (!entry.orphan && entry.sequence->CommitEnd() > entry.sequence->committed()) Push(entry);
+  changed_.SignalAll();
+}
+
+void RemoteHostTier::Grant(Entry& entry) {
+  const int64_t target = TargetPages(entry);
+  absl::Status status = GrantUpTo(entry, target);
+  // What is only ahead must not stand in the way of what is needed.
+  if (absl::IsResourceExhausted(status) && entry.wanted_pages < target) {
+    status = GrantUpTo(entry, entry.wanted_pages);
+    if (status.ok()) entry.next_try = absl::Now() + kRetry;
+  }
+  if (!status.ok()) NoteFailure(entry, status);
+}
+
+absl::Status RemoteHostTier::GrantUpTo(Entry& entry, int64_t end_page) {
+  RemoteSequence& sequence = *entry.sequence;
+  while (true) {
+    const RemoteSequence::PageSpan span = sequence.NextGrant(end_page);
+    if (span.count == 0) return absl::OkStatus();
+    mutex_.Unlock();
+    const auto granted = client_.Reserve(sequence.id(), sequence.heads(), span.first, span.count);
+    mutex_.Lock();
+    HW_RETURN_IF_ERROR(granted.status());
+    const std::vector<int64_t> offsets(granted->offsets().begin(), granted->offsets().end());
+    HW_RETURN_IF_ERROR(sequence.AddGrant(span, offsets, granted->watermark_offset()));
+    changed_.SignalAll();
+  }
+}
+
+void RemoteHostTier::Push(Entry& entry) {
+  RemoteSequence& sequence = *entry.sequence;
+  const int64_t begin = sequence.committed();
+  const int64_t end =
+      std::min(sequence.CommitEnd(), begin + kPushPages * sequence.geometry().page_tokens);
+  const LocalRows local = sequence.RowsToMove(begin, end);
+  const bool streams = sequence.slab() == nullptr;
+  mutex_.Unlock();
+  absl::Status status;
+  if (streams) {
+    status = client_.Write(sequence.id(), sequence.geometry().row_bytes, local.rows);
+    if (status.ok()) status = client_.Commit(sequence.id(), end);
+  } else {
+    local.CopyToSlab();
+  }
+  mutex_.Lock();
+  if (status.ok()) {
+    sequence.Committed(end);
+  } else {
+    NoteFailure(entry, status);
+  }
+}
+
+void RemoteHostTier::NoteFailure(Entry& entry, const absl::Status& status) {
+  entry.refused = status;
+  entry.next_try = absl::Now() + kRetry;
+  // A stale epoch is put right by the link, which joins again.
+  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsAborted(status) ||
+      absl::IsResourceExhausted(status)) {
+    return;
+  }
+  MakeOrphan(entry, status.ToString());
+}
+
+void RemoteHostTier::NoteUnknown(SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  const auto found = entries_.find(sequence);
+  if (found == entries_.end() || found->second.sequence == nullptr) return;
+  MakeOrphan(found->second, "the service has ended it");
+}
+
+// No longer listed, its pages may be given to others.
+void RemoteHostTier::MakeOrphan(Entry& entry, const std::string& why) {
+  if (entry.orphan) return;
+  entry.orphan = true;
+  link_.RemoveSequence(entry.sequence->id());
+  LogWarn("pages of a sequence are no longer kept",
+          {{"sequence", entry.sequence->id()}, {"reason", why}});
+}
+
+bool RemoteHostTier::HasEnded(const Entry& entry) const {
+  if (!entry.closing()) return false;
+  const RemoteSequence& sequence = *entry.sequence;
+  return entry.orphan || sequence.committed() >= sequence.published() ||
+         absl::Now() > entry.closed + kGiveUp;
+}
+
+std::vector<std::function<void()>> RemoteHostTier::EraseEnded() {
+  std::vector<std::function<void()>> written;
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    if (!HasEnded(entry->second)) {
+      ++entry;
+      continue;
+    }
+    if (!entry->second.orphan) link_.RemoveSequence(entry->first);
+    if (entry->second.when_written) written.push_back(std::move(entry->second.when_written));
+    entry = entries_.erase(entry);
+  }
+  return written;
+}
+
+}  // namespace heavywater

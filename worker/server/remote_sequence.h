@@ -1,0 +1,108 @@
+// The host pages of one sequence on one rank, wherever they lie: in the
+// service's slab, or in this process until they can be copied or streamed.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cache_service/base/ids.h"
+#include "cache_service/tier/host_tier.h"
+#include "cache_service/tier/slab_view.h"
+#include "worker/server/page_client.h"
+
+namespace heavywater {
+
+// Rows that lie in this process, and where they belong in the slab (null: they
+// are streamed).
+struct LocalRows {
+  std::vector<PageRows> rows;
+  std::vector<std::byte*> targets;
+
+  void CopyToSlab() const;
+};
+
+// Not thread safe. The bytes of pages are apart from that: the rank writes rows
+// at and above what it has published while another thread reads those below. A
+// page stays where it is once it has memory.
+class RemoteSequence {
+ public:
+  // `slab` null: pages are streamed.
+  RemoteSequence(SequenceId id, const PageGeometry& geometry, HeadRange heads,
+                 std::shared_ptr<SlabView> slab);
+
+  SequenceId id() const { return id_; }
+  const PageGeometry& geometry() const { return geometry_; }
+  HeadRange heads() const { return heads_; }
+  const std::shared_ptr<SlabView>& slab() const { return slab_; }
+  // Only while it has no pages yet.
+  void set_slab(std::shared_ptr<SlabView> slab) { slab_ = std::move(slab); }
+
+  // Pages [0, num_pages()) have memory (or are skipped); [0, granted_pages())
+  // have a place at the service, too.
+  int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
+  int64_t granted_pages() const { return granted_pages_; }
+  bool has_local_pages() const { return local_pages_ > 0; }
+  int64_t page_row_bytes() const;  // one page number: all layers and heads of the rank
+  int64_t reserved_bytes() const { return (num_pages() - skipped_pages_) * page_row_bytes(); }
+  int64_t ungranted_bytes() const;
+  // Null when the page has no memory.
+  std::byte* Page(int layer, int kv_head, int64_t page) const;
+
+  // Memory of this process for pages up to `end_page`.
+  void AddLocalPages(int64_t end_page);
+  // Pages up to `end_page` that have no memory never get any.
+  void SkipPages(int64_t end_page);
+
+  // The next pages to ask the service for, up to `end_page`.
+  struct PageSpan {
+    int64_t first = 0;
+    int64_t count = 0;
+  };
+  PageSpan NextGrant(int64_t end_page) const;
+  // The service's answer: pages without memory get the slab's (or local memory,
+  // to be streamed). DATA_LOSS naming an offset outside of the slab.
+  absl::Status AddGrant(PageSpan span, std::span<const int64_t> offsets, int64_t watermark_offset);
+
+  // Published by the rank; committed at the service.
+  int64_t published() const { return published_; }
+  int64_t committed() const { return committed_; }
+  void Publish(int64_t tokens);
+  // What can be committed now.
+  int64_t CommitEnd() const;
+  LocalRows RowsToMove(int64_t begin, int64_t end) const;
+  // Rows below `tokens` have arrived; in a slab this tells its readers.
+  void Committed(int64_t tokens);
+
+ private:
+  // One page number.
+  struct PageRow {
+    std::vector<std::byte*> memory;      // [layer][head]; empty: skipped
+    std::vector<std::byte*> target;      // in the slab, of local pages once granted
+    std::unique_ptr<std::byte[]> local;  // null: memory lies in the slab
+  };
+  size_t Index(int layer, int kv_head) const {
+    return static_cast<size_t>(layer) * heads_.count + (kv_head - heads_.first);
+  }
+  absl::Status SlabAddresses(std::span<const int64_t> offsets, int64_t page, int64_t num_pages,
+                             std::vector<std::byte*>& addresses) const;
+  void PlacePage(int64_t page, std::vector<std::byte*> addresses);
+
+  const SequenceId id_;
+  const PageGeometry geometry_;
+  const HeadRange heads_;
+  std::shared_ptr<SlabView> slab_;
+  std::vector<PageRow> pages_;
+  int64_t granted_pages_ = 0;
+  int64_t local_pages_ = 0;
+  int64_t skipped_pages_ = 0;
+  std::atomic<int64_t>* watermark_ = nullptr;
+  int64_t published_ = 0;
+  int64_t committed_ = 0;
+};
+
+}  // namespace heavywater

@@ -1,0 +1,162 @@
+#include "worker/server/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+#include "cache_service/server/logging.h"
+#include "worker/server/group_channel.h"
+#include "worker/server/policy_proto.h"
+
+namespace heavywater {
+
+Scheduler::Scheduler(CommandRunner& runner, AdmissionQueue& queue, const Tokenizer& tokenizer,
+                     WorkerMetrics& metrics, SchedulerOptions options)
+    : runner_(runner),
+      queue_(queue),
+      tokenizer_(tokenizer),
+      metrics_(metrics),
+      options_(options),
+      last_command_(absl::Now()) {}
+
+absl::Status Scheduler::Run() {
+  absl::Status status;
+  while (status.ok() && !stopping_) status = RunOnce();
+  if (status.ok()) {
+    while (status.ok() && !runs_.empty()) {
+      status = End(*runs_.back(), absl::UnavailableError("the worker is shutting down"));
+    }
+    v1::GroupCommand command;
+    command.mutable_shutdown();
+    if (status.ok()) status = Execute(command).status();
+  }
+  FailAll(absl::UnavailableError(
+      status.ok() ? "the worker is shutting down"
+                  : absl::StrCat("the worker group failed: ", status.ToString())));
+  return status;
+}
+
+absl::Status Scheduler::RunOnce() {
+  queue_.FinishCancelled();
+  HW_RETURN_IF_ERROR(CloseCancelled());
+  HW_RETURN_IF_ERROR(Admit());
+  HW_ASSIGN_OR_RETURN(const bool prompted, RunPromptChunk());
+  HW_ASSIGN_OR_RETURN(const bool decoded, RunDecode());
+  metrics_.SetSequences(static_cast<int64_t>(queue_.size()), num_running_);
+  if (prompted || decoded) return absl::OkStatus();
+  return Idle();
+}
+
+void Scheduler::Stop() {
+  queue_.Close(absl::UnavailableError("the worker is shutting down"));
+  stopping_ = true;
+  queue_.Wake();
+}
+
+absl::StatusOr<CommandResult> Scheduler::Execute(const v1::GroupCommand& command) {
+  HW_RETURN_IF_ERROR(SendCommand(command, runner_.communicator(), options_.comm_timeout));
+  auto result = runner_.Run(command);
+  last_command_ = absl::Now();
+  metrics_.Update(runner_.cache());
+  return result;
+}
+
+absl::Status Scheduler::CloseCancelled() {
+  for (size_t i = runs_.size(); i > 0; --i) {
+    SequenceRun& run = *runs_[i - 1];
+    if (!run.responses().cancelled()) continue;
+    HW_RETURN_IF_ERROR(End(run, absl::CancelledError("cancelled by the client")));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::Admit() {
+  while (static_cast<int>(runs_.size()) < options_.max_batch) {
+    const std::shared_ptr<Generation> generation = queue_.Front();
+    if (generation == nullptr || !FitsNow(*generation)) return absl::OkStatus();
+    queue_.PopFront();
+    HW_RETURN_IF_ERROR(Open(generation));
+  }
+  return absl::OkStatus();
+}
+
+// A sequence that cannot fit a device without others has been refused before it
+// was queued; with no others there is nothing to wait for.
+bool Scheduler::FitsNow(const Generation& generation) const {
+  if (runs_.empty()) return true;
+  const auto need = runner_.cache().DeviceBytesNeeded(generation.request.sequence);
+  return !need.ok() || *need <= runner_.cache().memory().free_bytes();
+}
+
+absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
+  auto run = SequenceRun::Create(generation, tokenizer_);
+  if (!run.ok()) {
+    generation->responses.Finish(run.status());
+    return absl::OkStatus();
+  }
+  const GenerationRequest& request = generation->request;
+  v1::GroupCommand command;
+  v1::OpenCommand& open = *command.mutable_open();
+  open.set_sequence_id(generation->sequence);
+  *open.mutable_policy() = PolicyToProto(request.sequence.policy);
+  open.set_max_tokens(request.sequence.max_tokens);
+  open.mutable_prompt()->Assign(request.prompt.begin(), request.prompt.end());
+  open.set_on_host_full(request.sequence.on_host_full == OnHostFull::kDrop ? "drop" : "stop");
+  const auto result = Execute(command);
+  if (!result.ok() || !result->status.ok()) {
+    generation->responses.Finish(result.ok() ? result->status : result.status());
+    return result.status();
+  }
+  runs_.push_back(*std::move(run));
+  num_running_ = static_cast<int64_t>(runs_.size());
+  LogInfo("sequence admitted", {{"sequence", generation->sequence},
+                                {"prompt_tokens", request.prompt.size()},
+                                {"policy", open.policy().policy()},
+                                {"running", runs_.size()}});
+  return absl::OkStatus();
+}
+
+// In turn, so that a short prompt does not wait for a long one.
+SequenceRun* Scheduler::NextPrompt() {
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    SequenceRun& run = *runs_[(next_prompt_ + i) % runs_.size()];
+    if (run.prompt_done()) continue;
+    next_prompt_ = (next_prompt_ + i + 1) % runs_.size();
+    return &run;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<bool> Scheduler::RunPromptChunk() {
+  SequenceRun* run = NextPrompt();
+  if (run == nullptr) return false;
+  v1::GroupCommand command;
+  *command.mutable_prompt_layer() = run->NextChunk();
+  const absl::Time start = absl::Now();
+  HW_ASSIGN_OR_RETURN(const CommandResult result, Execute(command));
+  const absl::Duration took = absl::Now() - start;
+  metrics_.ObserveStep("prompt", took);
+  if (!result.status.ok()) {
+    HW_RETURN_IF_ERROR(End(*run, result.status));
+    return true;
+  }
+  const RankCacheOptions& cache = runner_.cache().options();
+  const int64_t left = run->request().sequence.prompt_tokens - command.prompt_layer().first_token();
+  run->ChunkDone(std::min<int64_t>(left, cache.max_step_tokens), cache.shape.num_layers, took);
+  if (run->prompt_done()) HW_RETURN_IF_ERROR(StartDecode(*run, result.logits.front()));
+  return true;
+}
+
+absl::Status Scheduler::StartDecode(SequenceRun& run, std::span<const float> logits) {
+  HW_RETURN_IF_ERROR(RefreshFigures({&run}));
+  HW_ASSIGN_OR_RETURN(const SequenceStats stats, runner_.cache().Stats(run.id()));
+  metrics_.AddPromptTokens(stats.prompt_tokens);
+  const absl::Status taken = run.TakeLogits(logits, stats);
+  if (!taken.ok()) return End(run, taken);
+  metrics_.AddTokens(1);
+  return run.finished() ? Complete(run) : absl::OkStatus();
+}
+
+}  // namespace heavywater

@@ -1,0 +1,140 @@
+// The scheduler's decode steps, and the end of sequences.
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+#include "cache_service/server/logging.h"
+#include "worker/server/group_channel.h"
+#include "worker/server/scheduler.h"
+
+namespace heavywater {
+namespace {
+
+// How soon a sequence goes on after its client has read.
+constexpr absl::Duration kFullQueuePoll = absl::Milliseconds(5);
+
+}  // namespace
+
+absl::StatusOr<bool> Scheduler::RunDecode() {
+  v1::GroupCommand command;
+  v1::DecodeCommand& decode = *command.mutable_decode();
+  std::vector<SequenceRun*> runs;
+  for (const auto& run : runs_) {
+    if (!run->prompt_done() || run->responses().full()) continue;
+    *decode.add_items() = MakeItem(*run);
+    runs.push_back(run.get());
+  }
+  if (runs.empty()) return false;
+  decode.set_step(++step_);
+  const absl::Time start = absl::Now();
+  HW_ASSIGN_OR_RETURN(const CommandResult result, Execute(command));
+  metrics_.ObserveStep("decode", absl::Now() - start);
+  if (!result.status.ok()) {
+    for (SequenceRun* run : runs) HW_RETURN_IF_ERROR(End(*run, result.status));
+    return true;
+  }
+  HW_RETURN_IF_ERROR(AfterDecode(runs, result));
+  return true;
+}
+
+v1::DecodeCommand::Item Scheduler::MakeItem(const SequenceRun& run) const {
+  v1::DecodeCommand::Item item;
+  item.set_sequence_id(run.id());
+  item.set_first_position(static_cast<Position>(run.tokens_seen()));
+  item.add_tokens(run.next_token());
+  item.set_plan_due(runner_.cache().PlanDue(run.id(), 1));
+  const auto stats = runner_.cache().Stats(run.id());
+  // Plans count from 1 at the prompt's end, so this one's number is plans + 2.
+  item.set_report_sets(item.plan_due() && stats.ok() &&
+                       (stats->plans + 2) % options_.report_interval_plans == 0);
+  return item;
+}
+
+absl::Status Scheduler::AfterDecode(const std::vector<SequenceRun*>& runs,
+                                    const CommandResult& result) {
+  std::vector<SequenceRun*> advanced;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (result.item_status[i].ok()) {
+      runs[i]->TokenTaken();
+      advanced.push_back(runs[i]);
+    } else {
+      HW_RETURN_IF_ERROR(End(*runs[i], result.item_status[i]));
+    }
+  }
+  if (step_ % static_cast<uint64_t>(options_.figures_interval_steps) == 0) {
+    HW_RETURN_IF_ERROR(RefreshFigures(advanced));
+  }
+  metrics_.AddTokens(static_cast<int64_t>(advanced.size()));
+  for (size_t i = 0, next = 0; i < result.logits.size(); ++i) {
+    if (!result.item_status[i].ok()) continue;
+    SequenceRun& run = *advanced[next++];
+    HW_ASSIGN_OR_RETURN(const SequenceStats stats, runner_.cache().Stats(run.id()));
+    const absl::Status taken = run.TakeLogits(result.logits[i], stats);
+    if (!taken.ok()) {
+      HW_RETURN_IF_ERROR(End(run, taken));
+    } else if (run.finished()) {
+      HW_RETURN_IF_ERROR(Complete(run));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::RefreshFigures(const std::vector<SequenceRun*>& runs) {
+  if (runs.empty()) return absl::OkStatus();
+  v1::GroupCommand command;
+  for (SequenceRun* run : runs) command.mutable_figures()->add_sequence_ids(run->id());
+  HW_ASSIGN_OR_RETURN(const CommandResult result, Execute(command));
+  for (size_t i = 0; i < runs.size(); ++i) runs[i]->set_figures(result.figures[i]);
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::Complete(SequenceRun& run) {
+  HW_RETURN_IF_ERROR(RefreshFigures({&run}));
+  HW_ASSIGN_OR_RETURN(const SequenceStats stats, runner_.cache().Stats(run.id()));
+  HW_ASSIGN_OR_RETURN(const CommandResult closed, Close(run));
+  run.SendSummary(stats, runner_.communicator().size(), closed.plan);
+  Finish(run, absl::OkStatus());
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::End(SequenceRun& run, const absl::Status& status) {
+  HW_RETURN_IF_ERROR(Close(run).status());
+  Finish(run, status);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CommandResult> Scheduler::Close(const SequenceRun& run) {
+  v1::GroupCommand command;
+  command.mutable_close()->set_sequence_id(run.id());
+  command.mutable_close()->set_report_sets(true);
+  return Execute(command);
+}
+
+void Scheduler::Finish(SequenceRun& run, const absl::Status& status) {
+  LogInfo(
+      "sequence ended",
+      {{"sequence", run.id()}, {"tokens_seen", run.tokens_seen()}, {"status", status.ToString()}});
+  run.responses().Finish(status);
+  std::erase_if(runs_, [&](const auto& other) { return other.get() == &run; });
+  num_running_ = static_cast<int64_t>(runs_.size());
+}
+
+absl::Status Scheduler::Idle() {
+  const absl::Duration wait =
+      runs_.empty() ? kIdleInterval - (absl::Now() - last_command_) : kFullQueuePoll;
+  if (wait > absl::ZeroDuration()) queue_.WaitForWork(wait);
+  if (absl::Now() - last_command_ < kIdleInterval) return absl::OkStatus();
+  v1::GroupCommand command;
+  command.mutable_idle();
+  return Execute(command).status();
+}
+
+void Scheduler::FailAll(const absl::Status& status) {
+  queue_.Close(status);
+  queue_.FinishAll(status);
+  for (const auto& run : runs_) run->responses().Finish(status);
+  runs_.clear();
+  num_running_ = 0;
+}
+
+}  // namespace heavywater

@@ -1,0 +1,74 @@
+#include "worker/server/sequence_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+#include "cache_service/server/grpc_status.h"
+#include "cache_service/server/logging.h"
+#include "worker/server/policy_proto.h"
+
+namespace heavywater {
+namespace {
+
+constexpr absl::Duration kTimeout = absl::Seconds(2);
+
+// To a client of generation all of these mean: later.
+absl::Status AsUnavailable(const absl::Status& status) {
+  if (!absl::IsDeadlineExceeded(status) && !absl::IsAborted(status) &&
+      !absl::IsUnavailable(status)) {
+    return status;
+  }
+  return absl::UnavailableError(
+      absl::StrCat("the cache service cannot open a sequence: ", status.message()));
+}
+
+}  // namespace
+
+SequenceClient::SequenceClient(CacheLink* link)
+    : link_(link),
+      stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())) {}
+
+absl::StatusOr<SequenceId> SequenceClient::Open(const GenerationRequest& generation) {
+  const uint64_t number = ++counter_;
+  if (link_ == nullptr) return number;
+  v1::OpenSequenceRequest request;
+  request.set_request_id(absl::StrCat(link_->options().instance, "/", number));
+  request.set_group(link_->options().group);
+  request.set_epoch(link_->epoch());
+  *request.mutable_fingerprint() = link_->options().fingerprint;
+  *request.mutable_policy() = PolicyToProto(generation.sequence.policy);
+  *request.mutable_budget() = BudgetToProto(generation.sequence.policy, generation.budget);
+  request.set_prompt_tokens(generation.sequence.prompt_tokens);
+  request.set_max_tokens(generation.sequence.max_tokens);
+  request.set_tenant(generation.tenant);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  v1::OpenSequenceResponse response;
+  const absl::Status status = FromGrpcStatus(stub_->Open(&context, request, &response));
+  link_->Note(status);
+  if (!status.ok()) return AsUnavailable(status);
+  link_->AddSequence(response.sequence_id());
+  return response.sequence_id();
+}
+
+void SequenceClient::Release(SequenceId sequence, bool discard) {
+  if (link_ == nullptr) return;
+  link_->RemoveSequence(sequence);
+  if (!discard || !link_->up()) return;
+  v1::CloseSequenceRequest request;
+  request.set_sequence_id(sequence);
+  request.set_request_id(absl::StrCat(link_->options().instance, "/close/", sequence));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  v1::CloseSequenceResponse response;
+  const absl::Status status = FromGrpcStatus(stub_->Close(&context, request, &response));
+  link_->Note(status);
+  if (!status.ok()) {
+    LogInfo("sequence not closed; its lease ends it",
+            {{"sequence", sequence}, {"error", status.ToString()}});
+  }
+}
+
+}  // namespace heavywater

@@ -1,0 +1,36 @@
+// Sequences as the cache service knows them: rank 0 opens one for each request.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cache_service/base/ids.h"
+#include "heavywater/v1/sequence.grpc.pb.h"
+#include "worker/server/cache_link.h"
+#include "worker/server/generation_request.h"
+
+namespace heavywater {
+
+// Thread safe.
+class SequenceClient {
+ public:
+  // `link` null: no cache service, ids count from 1. It must outlive this.
+  explicit SequenceClient(CacheLink* link);
+
+  // Registers the sequence; its lease is renewed until Release(). UNAVAILABLE
+  // when the service cannot be reached or the group is joining it anew.
+  absl::StatusOr<SequenceId> Open(const GenerationRequest& request);
+  // The lease runs out by itself. `discard`: nothing of it is worth keeping, it
+  // ends now.
+  void Release(SequenceId sequence, bool discard);
+
+ private:
+  CacheLink* const link_;
+  const std::unique_ptr<v1::SequenceService::Stub> stub_;
+  std::atomic<uint64_t> counter_ = 0;
+};
+
+}  // namespace heavywater

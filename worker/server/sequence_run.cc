@@ -1,0 +1,138 @@
+#include "worker/server/sequence_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+#include "worker/server/policy_proto.h"
+
+namespace heavywater {
+namespace {
+
+void FillCounts(const SequenceStats& stats, v1::SequenceCounts& counts) {
+  counts.set_tokens_seen(stats.tokens_seen);
+  counts.set_tokens_resident(static_cast<double>(stats.tokens_resident));
+  counts.set_tokens_demoted(static_cast<double>(stats.tokens_demoted));
+  counts.set_tokens_dropped(static_cast<double>(stats.tokens_dropped));
+}
+
+}  // namespace
+
+double LogProbability(std::span<const float> logits, int32_t token) {
+  const float largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - largest);
+  return static_cast<double>(logits[static_cast<size_t>(token)]) - largest - std::log(sum);
+}
+
+absl::StatusOr<std::unique_ptr<SequenceRun>> SequenceRun::Create(
+    std::shared_ptr<Generation> generation, const Tokenizer& tokenizer) {
+  HW_ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create(generation->request.sampling));
+  return std::unique_ptr<SequenceRun>(
+      new SequenceRun(std::move(generation), tokenizer, std::move(sampler)));
+}
+
+SequenceRun::SequenceRun(std::shared_ptr<Generation> generation, const Tokenizer& tokenizer,
+                         Sampler sampler)
+    : generation_(std::move(generation)),
+      tokenizer_(tokenizer),
+      sampler_(std::move(sampler)),
+      decoder_(tokenizer) {}
+
+v1::PromptLayerCommand SequenceRun::NextChunk() const {
+  v1::PromptLayerCommand command;
+  command.set_sequence_id(id());
+  command.set_layer(layer_);
+  command.set_first_token(chunk_begin_);
+  return command;
+}
+
+void SequenceRun::ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration took) {
+  prompt_time_ += took;
+  chunk_begin_ += chunk_tokens;
+  if (chunk_begin_ < request().sequence.prompt_tokens) return;
+  chunk_begin_ = 0;
+  if (++layer_ < num_layers) return;
+  prompt_done_ = true;
+  tokens_seen_ = request().sequence.prompt_tokens;
+}
+
+absl::Status SequenceRun::TakeLogits(std::span<const float> logits, const SequenceStats& stats) {
+  HW_RETURN_IF_ERROR(ChooseToken(logits));
+  last_token_time_ = absl::Now();
+  if (new_tokens_ == 0) first_token_time_ = last_token_time_;
+  HW_ASSIGN_OR_RETURN(std::string text, decoder_.Add(next_token_));
+  ++new_tokens_;
+  NoteFinish();
+  if (finished()) text += decoder_.Finish();
+  Send(logits, text, stats);
+  return absl::OkStatus();
+}
+
+absl::Status SequenceRun::ChooseToken(std::span<const float> logits) {
+  if (!request().forced.empty()) {
+    next_token_ = request().forced[static_cast<size_t>(new_tokens_)];
+    return absl::OkStatus();
+  }
+  HW_ASSIGN_OR_RETURN(next_token_, sampler_.Sample(logits));
+  return absl::OkStatus();
+}
+
+void SequenceRun::NoteFinish() {
+  const bool forced = !request().forced.empty();
+  if (!forced && !request().ignore_eos && tokenizer_.IsEndOfTurn(next_token_)) {
+    finish_reason_ = "eos";
+  } else if (new_tokens_ == request().max_new_tokens) {
+    finish_reason_ = forced ? "forced" : "length";
+  }
+}
+
+void SequenceRun::Send(std::span<const float> logits, const std::string& text,
+                       const SequenceStats& stats) {
+  v1::GenerateResponse response;
+  const int index = new_tokens_ - 1;
+  if (index == 0) response.set_sequence_id(id());
+  response.set_index(index);
+  response.set_token(next_token_);
+  response.set_text(text);
+  response.set_logprob(static_cast<float>(LogProbability(logits, next_token_)));
+  if (request().return_logits) {
+    response.set_logits(logits.data(), logits.size() * sizeof(float));
+  }
+  FillCounts(stats, *response.mutable_counts());
+  response.set_device_bytes(figures_.device_bytes);
+  response.set_host_bytes(figures_.host_bytes);
+  responses().Push(std::move(response));
+}
+
+void SequenceRun::SendSummary(const SequenceStats& stats, int world_size, int64_t plan) {
+  v1::GenerateResponse response;
+  v1::GenerateSummary& summary = *response.mutable_summary();
+  summary.set_finish_reason(finish_reason_);
+  *summary.mutable_budget() = BudgetToProto(request().sequence.policy, stats.budget);
+  summary.set_seed(request().sampling.seed);
+  FillCounts(stats, *summary.mutable_counts());
+  // Ranks whose host memory filled at different times differ.
+  summary.mutable_counts()->set_tokens_demoted(static_cast<double>(figures_.tokens_demoted) /
+                                               world_size);
+  summary.mutable_counts()->set_tokens_dropped(static_cast<double>(figures_.tokens_dropped) /
+                                               world_size);
+  summary.set_tensor_parallel(world_size);
+  summary.set_device_bytes_peak(figures_.device_bytes_peak);
+  summary.set_device_bytes_prompt_peak(figures_.device_bytes_prompt_peak);
+  summary.set_host_bytes(figures_.host_bytes);
+  summary.set_full_cache_bytes(figures_.full_cache_bytes);
+  summary.set_prompt_tokens(stats.prompt_tokens);
+  summary.set_new_tokens(new_tokens_);
+  summary.set_prompt_seconds(absl::ToDoubleSeconds(prompt_time_));
+  summary.set_decode_seconds(absl::ToDoubleSeconds(last_token_time_ - first_token_time_));
+  summary.set_plan(plan);
+  response.set_device_bytes(figures_.device_bytes);
+  response.set_host_bytes(figures_.host_bytes);
+  *response.mutable_counts() = summary.counts();
+  responses().Push(std::move(response));
+}
+
+}  // namespace heavywater

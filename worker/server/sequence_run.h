@@ -1,0 +1,80 @@
+// One sequence while it runs: where its prompt stands, which token comes next,
+// what the client is told. Rank 0 only.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "heavywater/v1/generation.pb.h"
+#include "heavywater/v1/step.pb.h"
+#include "worker/model/sampler.h"
+#include "worker/model/streaming_decoder.h"
+#include "worker/rank/sequence_options.h"
+#include "worker/server/command_runner.h"
+#include "worker/server/generation.h"
+
+namespace heavywater {
+
+// log softmax(logits)[token], in double.
+double LogProbability(std::span<const float> logits, int32_t token);
+
+// Used by the thread of the step.
+class SequenceRun {
+ public:
+  static absl::StatusOr<std::unique_ptr<SequenceRun>> Create(std::shared_ptr<Generation> generation,
+                                                             const Tokenizer& tokenizer);
+
+  SequenceId id() const { return generation_->sequence; }
+  const GenerationRequest& request() const { return generation_->request; }
+  ResponseQueue& responses() { return generation_->responses; }
+
+  // The prompt, chunk by chunk through each layer.
+  bool prompt_done() const { return prompt_done_; }
+  v1::PromptLayerCommand NextChunk() const;
+  void ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration took);
+
+  // The token that the next step takes in, at tokens_seen.
+  int32_t next_token() const { return next_token_; }
+  int64_t tokens_seen() const { return tokens_seen_; }
+  void TokenTaken() { ++tokens_seen_; }
+
+  // Chooses the next token from the distribution that follows the tokens seen
+  // (or takes the forced one) and tells the client.
+  absl::Status TakeLogits(std::span<const float> logits, const SequenceStats& stats);
+  bool finished() const { return !finish_reason_.empty(); }
+
+  // Sums over the ranks, shown with every token until the next ones come.
+  void set_figures(const SequenceFigures& figures) { figures_ = figures; }
+  // The last message. `world_size`: ranks in the group;
+  // `plan`: the last one reported.
+  void SendSummary(const SequenceStats& stats, int world_size, int64_t plan);
+
+ private:
+  SequenceRun(std::shared_ptr<Generation> generation, const Tokenizer& tokenizer, Sampler sampler);
+  absl::Status ChooseToken(std::span<const float> logits);
+  void NoteFinish();
+  void Send(std::span<const float> logits, const std::string& text, const SequenceStats& stats);
+
+  const std::shared_ptr<Generation> generation_;
+  const Tokenizer& tokenizer_;
+  Sampler sampler_;
+  StreamingDecoder decoder_;
+  int layer_ = 0;
+  int64_t chunk_begin_ = 0;
+  bool prompt_done_ = false;
+  int64_t tokens_seen_ = 0;
+  int32_t next_token_ = 0;
+  int new_tokens_ = 0;
+  std::string finish_reason_;  // empty: goes on
+  SequenceFigures figures_;
+  absl::Duration prompt_time_;
+  absl::Time first_token_time_;
+  absl::Time last_token_time_;
+};
+
+}  // namespace heavywater

@@ -1,0 +1,158 @@
+#include "worker/server/worker.h"
+
+#include <unistd.h>
+
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+#include "cache_service/server/logging.h"
+#include "worker/model/cpu_llama_runner.h"
+#include "worker/model/model_fingerprint.h"
+#include "worker/model/rank_shard.h"
+#include "worker/server/group_rendezvous.h"
+#include "worker/server/model_info.h"
+#include "worker/server/worker_config.h"
+
+namespace heavywater {
+namespace {
+
+std::string NewInstanceName() {
+  std::random_device random;
+  return absl::StrCat(getpid(), "-", absl::Hex(random()), absl::Hex(random()));
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const v1::WorkerConfig& config) {
+  if (config.backend() == "reference") return CreateReferenceBackend();
+  return CreateCpuBackend({.num_threads = config.compute_threads(), .target = config.cpu_target()});
+}
+
+}  // namespace
+
+absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config) {
+  ModelFacts facts;
+  HW_ASSIGN_OR_RETURN(facts.file, GgufFile::Open(config.model()));
+  HW_ASSIGN_OR_RETURN(facts.config, ReadModelConfig(*facts.file));
+  HW_ASSIGN_OR_RETURN(TokenizerSpec spec, ReadTokenizerSpec(*facts.file));
+  HW_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Create(std::move(spec)));
+  facts.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
+  HW_ASSIGN_OR_RETURN(const RankShard shard,
+                      MakeRankShard(facts.config, config.rank(), config.size()));
+  KvShape defaults;
+  HW_ASSIGN_OR_RETURN(defaults.dtype, ParseKvDtype(config.kv_dtype()));
+  defaults.page_tokens = config.page_tokens();
+  facts.shape = MakeKvShape(facts.config, shard, defaults);
+  HW_RETURN_IF_ERROR(facts.shape.Validate());
+  facts.fingerprint = MakeFingerprint(facts.config, ModelFingerprint(*facts.file), facts.shape);
+  return facts;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> ConnectRanks(const v1::WorkerConfig& config,
+                                                           const std::string& key_prefix,
+                                                           RendezvousStore* store) {
+  const absl::Duration timeout = absl::Milliseconds(config.comm_timeout_ms());
+  if (config.size() == 1) return std::move(CreateLocalGroup(1, timeout).front());
+  return CreateGlooCommunicator({.rank = config.rank(),
+                                 .size = config.size(),
+                                 .listen_address = config.comm_address(),
+                                 .interface = config.comm_interface(),
+                                 .timeout = timeout,
+                                 .key_prefix = key_prefix},
+                                *store);
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const v1::WorkerConfig& config,
+                                                       const ModelFacts& facts,
+                                                       const std::string& advertised_address,
+                                                       const CommunicatorFactory& connect,
+                                                       StopFlag& stop) {
+  auto worker = std::unique_ptr<Worker>(new Worker);
+  HW_RETURN_IF_ERROR(worker->JoinCacheService(config, facts, advertised_address, stop));
+  HW_RETURN_IF_ERROR(worker->Connect(config, connect));
+  HW_RETURN_IF_ERROR(worker->LoadModel(config, facts));
+  return worker;
+}
+
+Worker::~Worker() = default;
+
+absl::Status Worker::JoinCacheService(const v1::WorkerConfig& config, const ModelFacts& facts,
+                                      const std::string& advertised_address, StopFlag& stop) {
+  if (config.cache_address().empty()) return absl::OkStatus();
+  link_ = std::make_unique<CacheLink>(CacheLinkOptions{.cache_address = config.cache_address(),
+                                                       .group = config.group(),
+                                                       .rank = config.rank(),
+                                                       .size = config.size(),
+                                                       .instance = NewInstanceName(),
+                                                       .advertised_address = advertised_address,
+                                                       .fingerprint = facts.fingerprint,
+                                                       .config_digest = ConfigDigest(config)});
+  HW_RETURN_IF_ERROR(link_->Join(stop));
+  link_->StartHeartbeats();
+  LogInfo("joined the group", {{"group", config.group()},
+                               {"rank", config.rank()},
+                               {"size", config.size()},
+                               {"epoch", link_->epoch()}});
+  tier_ = std::make_unique<RemoteHostTier>(
+      *link_, RemoteHostTierOptions{.disable_slab = config.disable_slab(),
+                                    .reserve_ahead_tokens = config.reserve_ahead_tokens()});
+  reporter_ = std::make_unique<Reporter>(*link_, ReporterOptions{});
+  LogInfo("host tier attached", {{"pages", tier_->uses_slab() ? "in the slab" : "streamed"}});
+  return absl::OkStatus();
+}
+
+absl::Status Worker::Connect(const v1::WorkerConfig& config, const CommunicatorFactory& connect) {
+  std::unique_ptr<GroupRendezvous> store;
+  std::string prefix;
+  if (link_ != nullptr) {
+    store = std::make_unique<GroupRendezvous>(link_->channel(), config.group(), link_->epoch());
+    prefix = absl::StrCat(config.group(), "/", link_->epoch(), "/");
+  }
+  HW_ASSIGN_OR_RETURN(communicator_, connect(config, prefix, store.get()));
+  LogInfo("ranks connected", {{"communicator", communicator_->Name()}});
+  return absl::OkStatus();
+}
+
+absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts) {
+  HW_ASSIGN_OR_RETURN(backend_, MakeBackend(config));
+  HW_ASSIGN_OR_RETURN(model_,
+                      CpuLlamaRunner::Create(*facts.file, *communicator_, *backend_,
+                                             {.num_threads = config.compute_threads(),
+                                              .max_batch_tokens = config.prompt_chunk_tokens()}));
+  Model* model = model_.get();
+  if (!config.dump_dir().empty()) {
+    recorder_ = std::make_unique<KvRecorder>(*model_, *backend_, facts.shape);
+    model = recorder_.get();
+  }
+  HW_ASSIGN_OR_RETURN(cache_,
+                      RankCache::Create({.shape = facts.shape,
+                                         .rank = config.rank(),
+                                         .world_size = config.size(),
+                                         .hidden_size = facts.config.hidden_size,
+                                         .vocab_size = facts.config.vocab_size,
+                                         .device_memory_bytes = config.device_memory_bytes(),
+                                         .max_step_tokens = config.prompt_chunk_tokens(),
+                                         .reserve_ahead_tokens = config.reserve_ahead_tokens()},
+                                        *backend_, tier_.get()));
+  reports_ = std::make_unique<PlanReports>(*cache_, reporter_.get());
+  runner_ = std::make_unique<CommandRunner>(*cache_, *model, *communicator_, *reports_,
+                                            CommandRunnerOptions{.copy_logits = config.rank() == 0,
+                                                                 .recorder = recorder_.get(),
+                                                                 .dump_dir = config.dump_dir(),
+                                                                 .tier = tier_.get()});
+  LogInfo("model loaded", {{"model", facts.fingerprint.model()}, {"backend", backend_->Name()}});
+  return communicator_->Barrier();
+}
+
+void Worker::Leave(absl::Duration timeout) {
+  if (link_ == nullptr) return;
+  const absl::Time deadline = absl::Now() + timeout;
+  if (link_->up() && !tier_->Flush(timeout)) LogWarn("host pages were not handed over in time");
+  if (link_->up() && !reporter_->Flush(deadline - absl::Now())) {
+    LogWarn("reports were not delivered in time", {{"reports", reporter_->queued()}});
+  }
+  link_->Leave();
+}
+
+}  // namespace heavywater

@@ -1,0 +1,81 @@
+// One rank, put together: model, cache, communicator and the tie to the cache
+// service.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "heavywater/v1/config.pb.h"
+#include "worker/comm/communicator.h"
+#include "worker/model/gguf_file.h"
+#include "worker/model/model_config.h"
+#include "worker/model/tokenizer.h"
+#include "worker/server/cache_link.h"
+#include "worker/server/command_runner.h"
+#include "worker/server/generation_request.h"
+#include "worker/server/kv_recorder.h"
+#include "worker/server/plan_reports.h"
+#include "worker/server/remote_host_tier.h"
+#include "worker/server/reporter.h"
+
+namespace heavywater {
+
+// What is known of a model before the group forms.
+struct ModelFacts {
+  std::unique_ptr<GgufFile> file;
+  ModelConfig config;
+  std::unique_ptr<Tokenizer> tokenizer;
+  KvShape shape;  // of this rank
+  v1::Fingerprint fingerprint;
+};
+absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config);
+
+// Connects the ranks. `store` is null for a worker without a cache service.
+using CommunicatorFactory = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
+    const v1::WorkerConfig& config, const std::string& key_prefix, RendezvousStore* store)>;
+// Gloo; of one rank: none needed.
+absl::StatusOr<std::unique_ptr<Communicator>> ConnectRanks(const v1::WorkerConfig& config,
+                                                           const std::string& key_prefix,
+                                                           RendezvousStore* store);
+
+class Worker {
+ public:
+  // Joins the group (waits for the other ranks, until `stop`), connects to them,
+  // loads the weights. `advertised_address`: where this rank listens.
+  static absl::StatusOr<std::unique_ptr<Worker>> Create(const v1::WorkerConfig& config,
+                                                        const ModelFacts& facts,
+                                                        const std::string& advertised_address,
+                                                        const CommunicatorFactory& connect,
+                                                        StopFlag& stop);
+  ~Worker();
+
+  CommandRunner& runner() { return *runner_; }
+  CacheLink* link() { return link_.get(); }         // null without a cache service
+  Reporter* reporter() { return reporter_.get(); }  // likewise
+  // Gives what is still on its way a moment to arrive, then leaves the group.
+  void Leave(absl::Duration timeout);
+
+ private:
+  Worker() = default;
+  absl::Status JoinCacheService(const v1::WorkerConfig& config, const ModelFacts& facts,
+                                const std::string& advertised_address, StopFlag& stop);
+  absl::Status Connect(const v1::WorkerConfig& config, const CommunicatorFactory& connect);
+  absl::Status LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts);
+
+  // Destroyed from the last to the first.
+  std::unique_ptr<CacheLink> link_;
+  std::unique_ptr<Reporter> reporter_;
+  std::unique_ptr<RemoteHostTier> tier_;
+  std::unique_ptr<Communicator> communicator_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<KvRecorder> recorder_;
+  std::unique_ptr<RankCache> cache_;
+  std::unique_ptr<PlanReports> reports_;
+  std::unique_ptr<CommandRunner> runner_;
+};
+
+}  // namespace heavywater

@@ -1,0 +1,105 @@
+#include "worker/server/worker_config.h"
+
+#include <cstdint>
+#include <span>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/crc32c.h"
+#include "cache_service/base/status.h"
+#include "cache_service/base/version.h"
+#include "worker/cache/kv_layout.h"
+#include "worker/server/policy_proto.h"
+
+namespace heavywater {
+namespace {
+
+absl::Status CheckRange(const char* field, int64_t got, int64_t low, int64_t high) {
+  if (got >= low && got <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", got, ", want ", low, " to ", high));
+}
+
+absl::Status CheckOneOf(const char* field, const std::string& got,
+                        std::initializer_list<const char*> names) {
+  std::string want;
+  for (const char* name : names) {
+    if (got == name) return absl::OkStatus();
+    absl::StrAppend(&want, want.empty() ? "" : ", ", name);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(field, " is \"", got, "\", want one of ", want));
+}
+
+absl::Status CheckNumbers(const v1::WorkerConfig& config) {
+  constexpr int64_t kDay = 86'400'000;
+  HW_RETURN_IF_ERROR(CheckRange("size", config.size(), 1, 1024));
+  HW_RETURN_IF_ERROR(CheckRange("rank", config.rank(), 0, config.size() - 1));
+  HW_RETURN_IF_ERROR(CheckRange("comm_timeout_ms", config.comm_timeout_ms(), 100, kDay));
+  HW_RETURN_IF_ERROR(
+      CheckRange("device_memory_bytes", config.device_memory_bytes(), 1, int64_t{1} << 50));
+  HW_RETURN_IF_ERROR(CheckRange("page_tokens", config.page_tokens(), 1, 65536));
+  HW_RETURN_IF_ERROR(CheckRange("compute_threads", config.compute_threads(), 1, 1024));
+  HW_RETURN_IF_ERROR(CheckRange("prompt_chunk_tokens", config.prompt_chunk_tokens(), 1, 65536));
+  HW_RETURN_IF_ERROR(CheckRange("reserve_ahead_tokens", config.reserve_ahead_tokens(), 0, 1 << 24));
+  // A step's rows share the workspace of a prompt's chunk.
+  HW_RETURN_IF_ERROR(CheckRange("max_batch", config.max_batch(), 1, config.prompt_chunk_tokens()));
+  HW_RETURN_IF_ERROR(CheckRange("max_queued", config.max_queued(), 1, 1 << 20));
+  HW_RETURN_IF_ERROR(
+      CheckRange("report_interval_plans", config.report_interval_plans(), 1, 1 << 30));
+  return CheckRange("drain_ms", config.drain_ms(), 0, kDay);
+}
+
+}  // namespace
+
+v1::WorkerConfig DefaultWorkerConfig() {
+  v1::WorkerConfig config;
+  config.set_group("default");
+  config.set_size(1);
+  config.set_listen_address("127.0.0.1:0");
+  config.set_comm_address("127.0.0.1");
+  config.set_comm_timeout_ms(30'000);
+  config.set_device_memory_bytes(int64_t{1} << 30);
+  config.set_kv_dtype("bf16");
+  config.set_page_tokens(256);
+  config.set_backend("cpu");
+  config.set_cpu_target("best");
+  config.set_compute_threads(1);
+  config.set_prompt_chunk_tokens(512);
+  config.set_reserve_ahead_tokens(1024);
+  config.set_on_host_full("stop");
+  config.set_max_batch(64);
+  config.set_max_queued(256);
+  config.set_report_interval_plans(16);
+  config.set_drain_ms(5000);
+  config.set_log_level("info");
+  return config;
+}
+
+absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
+  HW_RETURN_IF_ERROR(CheckNumbers(config));
+  HW_RETURN_IF_ERROR(CheckOneOf("kv_dtype", config.kv_dtype(), {"fp32", "bf16"}));
+  HW_RETURN_IF_ERROR(CheckOneOf("backend", config.backend(), {"cpu", "reference"}));
+  HW_RETURN_IF_ERROR(CheckOneOf("cpu_target", config.cpu_target(), {"best", "avx2", "avx512"}));
+  HW_RETURN_IF_ERROR(CheckOneOf("on_host_full", config.on_host_full(), {"stop", "drop"}));
+  if (config.group().empty()) return absl::InvalidArgumentError("group is empty, want a name");
+  if (config.model().empty()) {
+    return absl::InvalidArgumentError("model is empty, want the path of a GGUF file");
+  }
+  if (config.size() > 1 && config.cache_address().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cache_address is empty and size is ", config.size(),
+                     ", want the address of heavywater-cache, where ranks meet"));
+  }
+  return absl::OkStatus();
+}
+
+std::string ConfigDigest(const v1::WorkerConfig& config) {
+  const std::string text = absl::StrCat(
+      "version ", kVersion, "; size ", config.size(), "; kv_dtype ", config.kv_dtype(),
+      "; page_tokens ", config.page_tokens(), "; device_memory_bytes ",
+      config.device_memory_bytes(), "; prompt_chunk_tokens ", config.prompt_chunk_tokens(),
+      "; backend ", config.backend(), "; on_host_full ", config.on_host_full(), "; cache ",
+      config.cache_address().empty() ? "no" : "yes");
+  return absl::StrCat(absl::Hex(Crc32c(std::as_bytes(std::span(text))), absl::kZeroPad8), " ",
+                      text);
+}
+
+}  // namespace heavywater

@@ -1,0 +1,19 @@
+// The worker's configuration: defaults, checks, and what all ranks must share.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "heavywater/v1/config.pb.h"
+
+namespace heavywater {
+
+v1::WorkerConfig DefaultWorkerConfig();
+
+// INVALID_ARGUMENT naming the field, what came and what was wanted.
+absl::Status CheckWorkerConfig(const v1::WorkerConfig& config);
+
+// Text and hash of everything that must be equal on all ranks of a group.
+std::string ConfigDigest(const v1::WorkerConfig& config);
+
+}  // namespace heavywater

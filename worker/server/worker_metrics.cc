@@ -1,0 +1,114 @@
+#include "worker/server/worker_metrics.h"
+
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace heavywater {
+namespace {
+
+constexpr absl::Duration kUpdateInterval = absl::Milliseconds(250);
+
+prometheus::Family<prometheus::Gauge>& Gauges(prometheus::Registry& registry, const char* name,
+                                              const char* help) {
+  return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
+}
+
+prometheus::Gauge& Gauge(prometheus::Registry& registry, const char* name, const char* help) {
+  return Gauges(registry, name, help).Add({});
+}
+
+prometheus::Counter& Counter(prometheus::Registry& registry, const char* name, const char* help) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add({});
+}
+
+const prometheus::Histogram::BucketBoundaries& StepBuckets() {
+  static const auto* const buckets = new prometheus::Histogram::BucketBoundaries{
+      0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5};
+  return *buckets;
+}
+
+}  // namespace
+
+WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
+    : registry_(std::move(registry)),
+      tokens_(Counter(*registry_, "heavywater_tokens_generated_total", "New tokens given out")),
+      prompt_tokens_(
+          Counter(*registry_, "heavywater_prompt_tokens_total", "Tokens of finished prompts")),
+      step_seconds_(prometheus::BuildHistogram()
+                        .Name("heavywater_step_seconds")
+                        .Help("Time of one prompt chunk or one decode step of the group")
+                        .Register(*registry_)),
+      sequences_(Gauges(*registry_, "heavywater_sequences", "Sequences, by state")),
+      positions_(
+          Gauges(*registry_, "heavywater_positions", "Positions of running sequences, by state")),
+      device_bytes_(
+          Gauges(*registry_, "heavywater_device_bytes", "Device memory of this rank, by kind")),
+      device_limit_(Gauge(*registry_, "heavywater_device_limit_bytes",
+                          "device_memory_bytes of this rank, 0 = none")),
+      host_bytes_(Gauge(*registry_, "heavywater_host_bytes",
+                        "Host pages of running sequences of this rank")),
+      plans_(Counter(*registry_, "heavywater_plans_total", "Plans in decode")),
+      evictions_(Counter(*registry_, "heavywater_evicted_positions_total",
+                         "Positions that lost their slot")),
+      reports_queued_(Gauge(*registry_, "heavywater_reports_queued",
+                            "Reports that wait for the cache service")),
+      reports_dropped_(Gauge(*registry_, "heavywater_reports_dropped",
+                             "Reports that were merged away or refused since the start")),
+      link_up_(
+          Gauge(*registry_, "heavywater_cache_service_up", "1 when the cache service answers")) {}
+
+void WorkerMetrics::ObserveStep(const std::string& phase, absl::Duration took) {
+  step_seconds_.Add({{"phase", phase}}, StepBuckets()).Observe(absl::ToDoubleSeconds(took));
+}
+
+void WorkerMetrics::SetSequences(int64_t queued, int64_t running) {
+  sequences_.Add({{"state", "queued"}}).Set(static_cast<double>(queued));
+  sequences_.Add({{"state", "running"}}).Set(static_cast<double>(running));
+}
+
+void WorkerMetrics::Update(const RankCache& cache) {
+  const absl::Time now = absl::Now();
+  if (now < next_update_) return;
+  next_update_ = now + kUpdateInterval;
+  for (int kind = 0; kind < kNumMemoryKinds; ++kind) {
+    const auto memory_kind = static_cast<MemoryKind>(kind);
+    device_bytes_.Add({{"kind", std::string(MemoryKindName(memory_kind))}})
+        .Set(static_cast<double>(cache.memory().gauge(memory_kind).current_bytes));
+  }
+  device_limit_.Set(static_cast<double>(cache.memory().limit_bytes()));
+  UpdateTokens(cache);
+}
+
+void WorkerMetrics::UpdateTokens(const RankCache& cache) {
+  SequenceStats sum;
+  std::map<SequenceId, Progress> progress;
+  for (SequenceId sequence : cache.sequence_ids()) {
+    const auto stats = cache.Stats(sequence);
+    if (!stats.ok()) continue;
+    sum.tokens_seen += stats->tokens_seen;
+    sum.tokens_resident += stats->tokens_resident;
+    sum.tokens_demoted += stats->tokens_demoted;
+    sum.tokens_dropped += stats->tokens_dropped;
+    sum.host_bytes += stats->host_bytes;
+    const Progress last = progress_[sequence];
+    Progress& next = progress[sequence];
+    next = {stats->plans, stats->tokens_demoted + stats->tokens_dropped};
+    plans_.Increment(static_cast<double>(next.plans - last.plans));
+    evictions_.Increment(static_cast<double>(next.evicted - last.evicted));
+  }
+  progress_ = std::move(progress);
+  positions_.Add({{"state", "seen"}}).Set(static_cast<double>(sum.tokens_seen));
+  positions_.Add({{"state", "resident"}}).Set(static_cast<double>(sum.tokens_resident));
+  positions_.Add({{"state", "demoted"}}).Set(static_cast<double>(sum.tokens_demoted));
+  positions_.Add({{"state", "dropped"}}).Set(static_cast<double>(sum.tokens_dropped));
+  host_bytes_.Set(static_cast<double>(sum.host_bytes));
+}
+
+void WorkerMetrics::SetLink(bool up, int64_t reports_queued, int64_t reports_dropped) {
+  link_up_.Set(up ? 1 : 0);
+  reports_queued_.Set(static_cast<double>(reports_queued));
+  reports_dropped_.Set(static_cast<double>(reports_dropped));
+}
+
+}  // namespace heavywater

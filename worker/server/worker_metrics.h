@@ -1,0 +1,57 @@
+// What Prometheus sees of a worker.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "cache_service/base/ids.h"
+#include "prometheus/counter.h"
+#include "prometheus/gauge.h"
+#include "prometheus/histogram.h"
+#include "prometheus/registry.h"
+#include "worker/rank/rank_cache.h"
+
+namespace heavywater {
+
+// Used by the thread of the step, except SetLink(); the registry is thread safe.
+class WorkerMetrics {
+ public:
+  explicit WorkerMetrics(std::shared_ptr<prometheus::Registry> registry);
+
+  void ObserveStep(const std::string& phase, absl::Duration took);  // "prompt", "decode"
+  void AddTokens(int64_t count) { tokens_.Increment(static_cast<double>(count)); }
+  void AddPromptTokens(int64_t count) { prompt_tokens_.Increment(static_cast<double>(count)); }
+  void SetSequences(int64_t queued, int64_t running);
+  // Gauges of this rank's cache, at most a few times a second.
+  void Update(const RankCache& cache);
+  void SetLink(bool up, int64_t reports_queued, int64_t reports_dropped);
+
+ private:
+  struct Progress {
+    int64_t plans = 0;
+    int64_t evicted = 0;
+  };
+  void UpdateTokens(const RankCache& cache);
+
+  const std::shared_ptr<prometheus::Registry> registry_;
+  prometheus::Counter& tokens_;
+  prometheus::Counter& prompt_tokens_;
+  prometheus::Family<prometheus::Histogram>& step_seconds_;
+  prometheus::Family<prometheus::Gauge>& sequences_;
+  prometheus::Family<prometheus::Gauge>& positions_;
+  prometheus::Family<prometheus::Gauge>& device_bytes_;
+  prometheus::Gauge& device_limit_;
+  prometheus::Gauge& host_bytes_;
+  prometheus::Counter& plans_;
+  prometheus::Counter& evictions_;
+  prometheus::Gauge& reports_queued_;
+  prometheus::Gauge& reports_dropped_;
+  prometheus::Gauge& link_up_;
+  absl::Time next_update_ = absl::InfinitePast();
+  std::map<SequenceId, Progress> progress_;
+};
+
+}  // namespace heavywater
