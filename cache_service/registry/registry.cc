@@ -73,9 +73,9 @@ void Registry::StopWriters(const std::string& group, int rank,
   }
 }
 
-void Registry::Tick() {
+std::vector<SequenceId> Registry::Tick() {
   groups_.Tick();
-  sequences_.Tick();
+  std::vector<SequenceId> expired = sequences_.Tick();
   MutexLock lock(&mutex_);
   CollectEnded();
   // A rank hears of the end within one lease, or has lost its own and stopped.
@@ -87,6 +87,7 @@ void Registry::Tick() {
     for (int rank = 0; rank < item->second.num_ranks; ++rank) store_.StopWriter(item->first, rank);
     item = retiring_.erase(item);
   }
+  return expired;
 }
 
 }  // namespace heavywater

@@ -42,8 +42,8 @@ class Registry {
   absl::StatusOr<bool> CheckWriter(SequenceId sequence, int rank, Epoch epoch) const;
 
   // Ends leases and waits that are over, reclaims pages; called several times a
-  // second.
-  void Tick();
+  // second. Returns the sequences whose leases ended.
+  std::vector<SequenceId> Tick();
 
  private:
   // An ended sequence whose pages ranks may still be writing in the slab.

@@ -271,17 +271,20 @@ absl::StatusOr<SequenceRegistry::Owner> SequenceRegistry::FindOwner(SequenceId i
   return Owner{record->second.request.group(), record->second.request.fingerprint()};
 }
 
-void SequenceRegistry::Tick() {
+std::vector<SequenceId> SequenceRegistry::Tick() {
+  std::vector<SequenceId> expired;
   MutexLock lock(&mutex_);
   const absl::Time now = clock_.Now();
   for (auto record = records_.begin(); record != records_.end();) {
     if (record->second.lease_end <= now) {
+      expired.push_back(record->first);
       record = End(record);
       continue;
     }
     Advance(record->first, record->second);
     ++record;
   }
+  return expired;
 }
 
 std::vector<SequenceRegistry::Ended> SequenceRegistry::TakeEnded() {

@@ -55,8 +55,9 @@ class SequenceRegistry {
   };
   absl::StatusOr<Owner> FindOwner(SequenceId id) const;
 
-  // Ends leases that are over and moves committed plans on.
-  void Tick();
+  // Ends leases that are over and moves committed plans on. Returns the sequences
+  // that it ended.
+  std::vector<SequenceId> Tick();
 
   // Ended sequences since the last call, for whoever tracks their writers.
   struct Ended {

@@ -3,17 +3,16 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <prometheus/exposer.h>
 #include <prometheus/registry.h>
 
 #include <cstdio>
-#include <exception>
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
 #include "cache_service/server/logging.h"
+#include "cache_service/server/metrics_exposer.h"
 #include "cache_service/server/rpc_metrics.h"
 
 namespace heavywater {
@@ -28,9 +27,10 @@ std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
-absl::Status CheckAddress(const char* field, const std::string& address) {
+absl::Status CheckAddress(const std::string& address) {
   if (address.rfind(':') != std::string::npos) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " is \"", address, "\", want HOST:PORT"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("listen_address is \"", address, "\", want HOST:PORT"));
 }
 
 void EnableHealthAndReflection() {
@@ -41,32 +41,18 @@ void EnableHealthAndReflection() {
   });
 }
 
-// civetweb reports a failed bind by throwing.
-absl::StatusOr<std::unique_ptr<prometheus::Exposer>> StartExposer(const std::string& address) {
-  try {
-    return std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("metrics_address ", address, " cannot be bound: ", error.what()));
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ServerRuntime>> ServerRuntime::Start(
     const ServerRuntimeOptions& options, const std::vector<grpc::Service*>& services,
     std::shared_ptr<prometheus::Registry> metrics) {
-  HW_RETURN_IF_ERROR(CheckAddress("listen_address", options.listen_address));
+  HW_RETURN_IF_ERROR(CheckAddress(options.listen_address));
   EnableHealthAndReflection();
   auto runtime = std::unique_ptr<ServerRuntime>(new ServerRuntime);
   runtime->options_ = options;
-  runtime->metrics_ = metrics;
   if (!options.metrics_address.empty()) {
-    HW_RETURN_IF_ERROR(CheckAddress("metrics_address", options.metrics_address));
-    HW_ASSIGN_OR_RETURN(runtime->exposer_, StartExposer(options.metrics_address));
-    runtime->exposer_->RegisterCollectable(metrics);
-    runtime->metrics_address_ =
-        WithPort(options.metrics_address, runtime->exposer_->GetListeningPorts().at(0));
+    HW_ASSIGN_OR_RETURN(runtime->exposer_, MetricsExposer::Start(options.metrics_address));
+    runtime->exposer_->Add(metrics);
   }
 
   grpc::ServerBuilder builder;
@@ -96,10 +82,19 @@ ServerRuntime::~ServerRuntime() {
   if (server_ != nullptr && !shut_down_) server_->Shutdown(std::chrono::system_clock::now());
 }
 
+const std::string& ServerRuntime::metrics_address() const {
+  static const std::string* const off = new std::string;
+  return exposer_ == nullptr ? *off : exposer_->address();
+}
+
 void ServerRuntime::PrintAddresses() const {
   std::printf("listening on %s\n", address_.c_str());
-  if (!metrics_address_.empty()) std::printf("metrics on %s\n", metrics_address_.c_str());
+  if (exposer_ != nullptr) std::printf("metrics on %s\n", exposer_->address().c_str());
   std::fflush(stdout);
+}
+
+void ServerRuntime::AddMetrics(std::shared_ptr<prometheus::Collectable> collectable) {
+  if (exposer_ != nullptr) exposer_->Add(std::move(collectable));
 }
 
 void ServerRuntime::SetReady(bool ready) {
@@ -118,7 +113,8 @@ void ServerRuntime::Drain() {
   // UNAVAILABLE because draining() is true.
   const absl::Time deadline = absl::Now() + options_.drain;
   while (*calls_ > 0 && absl::Now() < deadline) absl::SleepFor(kDrainPoll);
-  if (*calls_ > 0) LogWarn("calls outlived the drain and are cancelled", {{"calls", calls_->load()}});
+  if (*calls_ > 0)
+    LogWarn("calls outlived the drain and are cancelled", {{"calls", calls_->load()}});
   server_->Shutdown(absl::ToChronoTime(absl::Now() + kCancelGrace));
 }
 

@@ -26,11 +26,13 @@ class Server;
 class Service;
 }  // namespace grpc
 namespace prometheus {
-class Exposer;
+class Collectable;
 class Registry;
 }  // namespace prometheus
 
 namespace heavywater {
+
+class MetricsExposer;
 
 struct ServerRuntimeOptions {
   std::string listen_address;               // host:port; port 0 picks one
@@ -54,10 +56,13 @@ class ServerRuntime {
 
   // The addresses that were bound, with the real ports; empty metrics = off.
   const std::string& address() const { return address_; }
-  const std::string& metrics_address() const { return metrics_address_; }
+  const std::string& metrics_address() const;
 
   // "listening on ADDRESS" and "metrics on ADDRESS" on standard output, flushed.
   void PrintAddresses() const;
+
+  // More families for the Prometheus endpoint.
+  void AddMetrics(std::shared_ptr<prometheus::Collectable> collectable);
 
   void SetReady(bool ready);
 
@@ -78,9 +83,7 @@ class ServerRuntime {
 
   ServerRuntimeOptions options_;
   std::string address_;
-  std::string metrics_address_;
-  std::shared_ptr<prometheus::Registry> metrics_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<MetricsExposer> exposer_;  // null = off
   std::unique_ptr<grpc::Server> server_;
   std::shared_ptr<std::atomic<int64_t>> calls_;  // in flight, health and reflection excluded
   std::atomic<bool> draining_ = false;

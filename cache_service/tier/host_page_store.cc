@@ -138,6 +138,7 @@ absl::Status HostPageStore::Write(int rank, const RowRange& rows,
     HW_RETURN_IF_ERROR(entry->pages.Write(rank, rows, bytes));
   }
   MutexLock lock(&mutex_);
+  ++counters_.writes;
   counters_.bytes_written += static_cast<int64_t>(bytes.size());
   return absl::OkStatus();
 }
@@ -171,7 +172,10 @@ absl::Status HostPageStore::Read(const RowRange& rows, std::span<std::byte> byte
     status = entry->pages.Read(rows, bytes);
   }
   MutexLock lock(&mutex_);
-  if (status.ok()) counters_.bytes_read += static_cast<int64_t>(bytes.size());
+  if (status.ok()) {
+    ++counters_.reads;
+    counters_.bytes_read += static_cast<int64_t>(bytes.size());
+  }
   if (absl::IsDataLoss(status)) ++counters_.checksum_failures;
   return status;
 }

@@ -61,8 +61,10 @@ struct PageStoreStats {
   int64_t sequences = 0;
   int64_t pages = 0;  // reserved
   int64_t reservations_refused = 0;
-  int64_t bytes_written = 0;  // through Write()
-  int64_t bytes_read = 0;     // through Read()
+  int64_t writes = 0;  // through Write(), each of rows of one page
+  int64_t bytes_written = 0;
+  int64_t reads = 0;  // through Read(), likewise
+  int64_t bytes_read = 0;
   int64_t checksum_failures = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "cache_service/tier/shared_memory.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -60,6 +61,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(const std::st
   HW_RETURN_IF_ERROR(CheckName(name));
   const int fd = shm_open(ShmPath(name).c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
   if (fd < 0) return SystemError("shm_open", name);
+  flock(fd, LOCK_EX | LOCK_NB);  // says for as long as this process lives: not stale
   absl::StatusOr<std::byte*> data =
       ftruncate(fd, bytes) == 0 ? Map(name, fd, bytes) : SystemError("ftruncate", name);
   if (!data.ok()) {

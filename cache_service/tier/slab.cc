@@ -36,11 +36,11 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(const std::string& name, int6
   auto slab = std::unique_ptr<Slab>(new Slab(std::move(memory), RandomNonce()));
   HW_RETURN_IF_ERROR(slab->CommitUpTo(kSlabUnitBytes));
   SlabHeader& header = *reinterpret_cast<SlabHeader*>(slab->At(0));
-  header.magic = kSlabMagic;
   header.format_version = kSlabFormatVersion;
   header.header_bytes = kSlabUnitBytes;
   header.total_bytes = slab->object_bytes();
   header.nonce = slab->nonce();
+  header.magic = kSlabMagic;  // last: with it the header is whole
   return slab;
 }
 

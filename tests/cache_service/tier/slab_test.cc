@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/tier/slab_view.h"
+#include "cache_service/tier/stale_slabs.h"
 
 namespace heavywater {
 namespace {
@@ -74,6 +76,23 @@ TEST(SlabTest, TheNameIsGoneWithItsOwnerButMappedPagesStayValid) {
   EXPECT_EQ(SlabView::Map(name, bytes, nonce, kSlabFormatVersion).status().code(),
             absl::StatusCode::kNotFound);
   std::memset((*view)->At(kSlabUnitBytes, 64), 1, 64);  // must not fault
+}
+
+TEST(SlabTest, OnlySlabsWhoseOwnerWasKilledAreStale) {
+  const std::string name = UniqueName();
+  const pid_t owner = fork();
+  if (owner == 0) {
+    auto slab = Slab::Create(name, 1 << 16);
+    _exit(slab.ok() ? 0 : 1);  // without its destructor, as if killed
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(owner, &status, 0), owner);
+  ASSERT_EQ(status, 0);
+  EXPECT_EQ(Slab::Create(name, 1 << 16).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(RemoveStaleSlabs(name), 1);
+  auto slab = Slab::Create(name, 1 << 16);
+  ASSERT_TRUE(slab.ok()) << slab.status();
+  EXPECT_EQ(RemoveStaleSlabs(name), 0) << "its owner lives";
 }
 
 TEST(SlabTest, MoreMemoryThanTheSystemHasIsAnErrorAndNotAFault) {

@@ -1,0 +1,50 @@
+#include "cache_service/server/admin_service.h"
+
+#include <utility>
+
+#include "cache_service/base/version.h"
+#include "cache_service/server/unary.h"
+
+namespace heavywater {
+
+v1::StatsResponse CollectStats(Registry& registry, const PageStore& store) {
+  v1::StatsResponse response;
+  response.set_version(kVersion);
+  response.set_sequences(registry.sequences().num_sequences());
+  response.set_groups(registry.groups().num_groups());
+  response.set_ranks(registry.groups().num_ranks());
+  const PageStoreStats stats = store.Stats();
+  v1::TierStats& host = *response.add_tiers();
+  host.set_tier("host");
+  host.set_total_bytes(stats.total_bytes);
+  host.set_used_bytes(stats.used_bytes);
+  host.set_free_bytes(stats.free_bytes);
+  host.set_pages(stats.pages);
+  host.set_reservations_refused(stats.reservations_refused);
+  return response;
+}
+
+AdminService::AdminService(Registry& registry, const PageStore& store, Clock& clock,
+                           std::string config_yaml)
+    : registry_(registry),
+      store_(store),
+      clock_(clock),
+      config_yaml_(std::move(config_yaml)),
+      start_(clock.Now()) {}
+
+grpc::ServerUnaryReactor* AdminService::Stats(grpc::CallbackServerContext* context,
+                                              const v1::StatsRequest*,
+                                              v1::StatsResponse* response) {
+  *response = CollectStats(registry_, store_);
+  response->set_uptime_ms(absl::ToInt64Milliseconds(clock_.Now() - start_));
+  return Finish(context, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* AdminService::GetConfig(grpc::CallbackServerContext* context,
+                                                  const v1::GetConfigRequest*,
+                                                  v1::GetConfigResponse* response) {
+  response->set_yaml(config_yaml_);
+  return Finish(context, absl::OkStatus());
+}
+
+}  // namespace heavywater

@@ -1,0 +1,35 @@
+#include "cache_service/server/cache_config.h"
+
+#include "cache_service/base/status.h"
+#include "cache_service/registry/registry_options.h"
+#include "cache_service/registry/validate.h"
+#include "cache_service/tier/slab_format.h"
+
+namespace heavywater {
+
+v1::CacheConfig DefaultCacheConfig() {
+  v1::CacheConfig config;
+  config.set_listen_address("127.0.0.1:7700");
+  config.set_metrics_address("127.0.0.1:0");
+  config.set_host_bytes(int64_t{1} << 30);
+  config.set_sequence_lease_ms(60'000);
+  config.set_rank_lease_ms(5'000);
+  config.set_max_sequences(10'000);
+  config.set_max_groups(64);
+  config.set_drain_ms(5'000);
+  config.set_log_level("info");
+  return config;
+}
+
+absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
+  constexpr int64_t kMaxHostBytes = int64_t{1} << 46;
+  HW_RETURN_IF_ERROR(CheckInt("host_bytes", config.host_bytes(), kSlabUnitBytes, kMaxHostBytes));
+  HW_RETURN_IF_ERROR(CheckText("slab_name", config.slab_name(), 0, kMaxNameBytes));
+  HW_RETURN_IF_ERROR(CheckInt("sequence_lease_ms", config.sequence_lease_ms(), 1, kMaxLeaseMs));
+  HW_RETURN_IF_ERROR(CheckInt("rank_lease_ms", config.rank_lease_ms(), 1, kMaxLeaseMs));
+  HW_RETURN_IF_ERROR(CheckInt("max_sequences", config.max_sequences(), 1, 10'000'000));
+  HW_RETURN_IF_ERROR(CheckInt("max_groups", config.max_groups(), 1, 100'000));
+  return CheckInt("drain_ms", config.drain_ms(), 0, 3'600'000);
+}
+
+}  // namespace heavywater

@@ -1,0 +1,27 @@
+// Prometheus families of the cache service, taken from the registry and the page
+// store when they are scraped: there is no second set of counters.
+#pragma once
+
+#include <prometheus/collectable.h>
+
+#include <vector>
+
+#include "cache_service/registry/registry.h"
+#include "cache_service/tier/page_store.h"
+
+namespace heavywater {
+
+// Thread safe.
+class CacheMetrics final : public prometheus::Collectable {
+ public:
+  // Both must outlive it.
+  CacheMetrics(Registry& registry, const PageStore& store) : registry_(registry), store_(store) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override;
+
+ private:
+  Registry& registry_;
+  const PageStore& store_;
+};
+
+}  // namespace heavywater

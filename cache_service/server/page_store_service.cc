@@ -1,0 +1,125 @@
+#include "cache_service/server/page_store_service.h"
+
+#include <utility>
+
+#include "cache_service/server/logging.h"
+#include "cache_service/server/unary.h"
+
+namespace heavywater {
+namespace {
+
+// Takes chunk after chunk; the first one that fails ends the stream.
+class WriteStream final : public grpc::ServerReadReactor<v1::WriteRequest> {
+ public:
+  WriteStream(PageHandlers& handlers, v1::WriteResponse* response)
+      : handlers_(handlers), response_(response) {
+    StartRead(&chunk_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      response_->set_rows_written(rows_written_);
+      Finish(grpc::Status::OK);
+      return;
+    }
+    const absl::StatusOr<int64_t> rows = handlers_.WriteChunk(chunk_);
+    if (!rows.ok()) {
+      Finish(ToGrpcStatus(rows.status()));
+      return;
+    }
+    rows_written_ += *rows;
+    StartRead(&chunk_);
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  PageHandlers& handlers_;
+  v1::WriteResponse* const response_;
+  v1::WriteRequest chunk_;
+  int64_t rows_written_ = 0;
+};
+
+// Reads each chunk when the one before has been taken, so that a slow reader
+// holds one chunk of memory and no page.
+class ReadStream final : public grpc::ServerWriteReactor<v1::ReadResponse> {
+ public:
+  ReadStream(PageHandlers& handlers, const v1::ReadRequest& request)
+      : handlers_(handlers), request_(request) {
+    const absl::Status status = handlers_.StartRead(request_);
+    if (status.ok()) {
+      WriteNext();
+    } else {
+      Finish(ToGrpcStatus(status));
+    }
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) {
+      Finish(grpc::Status::CANCELLED);
+    } else if (done_ == request_.num_positions()) {
+      Finish(grpc::Status::OK);
+    } else {
+      WriteNext();
+    }
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void WriteNext() {
+    const absl::StatusOr<int64_t> rows = handlers_.NextChunk(request_, done_, &chunk_);
+    if (!rows.ok()) {
+      if (absl::IsDataLoss(rows.status())) {
+        LogError("corrupt page", {{"status", rows.status().ToString()}});
+      }
+      Finish(ToGrpcStatus(rows.status()));
+      return;
+    }
+    done_ += *rows;
+    StartWrite(&chunk_);
+  }
+
+  PageHandlers& handlers_;
+  const v1::ReadRequest request_;
+  v1::ReadResponse chunk_;
+  int64_t done_ = 0;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* PageStoreService::Attach(grpc::CallbackServerContext* context,
+                                                   const v1::AttachRequest* request,
+                                                   v1::AttachResponse* response) {
+  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  return Finish(context, handlers_.Attach(*request), response);
+}
+
+grpc::ServerUnaryReactor* PageStoreService::Reserve(grpc::CallbackServerContext* context,
+                                                    const v1::ReserveRequest* request,
+                                                    v1::ReserveResponse* response) {
+  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  return Finish(context, handlers_.Reserve(*request), response);
+}
+
+grpc::ServerReadReactor<v1::WriteRequest>* PageStoreService::Write(grpc::CallbackServerContext*,
+                                                                   v1::WriteResponse* response) {
+  return new WriteStream(handlers_, response);
+}
+
+grpc::ServerUnaryReactor* PageStoreService::Commit(grpc::CallbackServerContext* context,
+                                                   const v1::CommitRequest* request,
+                                                   v1::CommitResponse*) {
+  return Finish(context, handlers_.Commit(*request));
+}
+
+grpc::ServerUnaryReactor* PageStoreService::Abort(grpc::CallbackServerContext* context,
+                                                  const v1::AbortRequest* request,
+                                                  v1::AbortResponse* response) {
+  return Finish(context, handlers_.Abort(*request), response);
+}
+
+grpc::ServerWriteReactor<v1::ReadResponse>* PageStoreService::Read(grpc::CallbackServerContext*,
+                                                                   const v1::ReadRequest* request) {
+  return new ReadStream(handlers_, *request);
+}
+
+}  // namespace heavywater

@@ -1,0 +1,92 @@
+#include "cache_service/server/sequence_service.h"
+
+#include <utility>
+#include <vector>
+
+#include "cache_service/server/logging.h"
+#include "cache_service/server/unary.h"
+
+namespace heavywater {
+namespace {
+
+// Streams messages that are there already.
+class SetsStream final : public grpc::ServerWriteReactor<v1::SequenceSet> {
+ public:
+  explicit SetsStream(absl::StatusOr<std::vector<v1::SequenceSet>> sets) {
+    if (!sets.ok()) {
+      Finish(ToGrpcStatus(sets.status()));
+      return;
+    }
+    sets_ = *std::move(sets);
+    WriteNext();
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) {
+      Finish(grpc::Status::CANCELLED);
+      return;
+    }
+    ++next_;
+    WriteNext();
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void WriteNext() {
+    if (next_ == sets_.size()) {
+      Finish(grpc::Status::OK);
+    } else {
+      StartWrite(&sets_[next_]);
+    }
+  }
+
+  std::vector<v1::SequenceSet> sets_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* context,
+                                                const v1::OpenSequenceRequest* request,
+                                                v1::OpenSequenceResponse* response) {
+  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  auto opened = registry_.Open(*request);
+  if (opened.ok()) {
+    LogInfo("sequence opened", {{"sequence", opened->sequence_id()},
+                                {"group", request->group()},
+                                {"tenant", request->tenant()},
+                                {"prompt_tokens", request->prompt_tokens()},
+                                {"policy", request->budget().policy()}});
+  } else {
+    LogWarn("sequence refused",
+            {{"group", request->group()}, {"status", opened.status().ToString()}});
+  }
+  return Finish(context, std::move(opened), response);
+}
+
+grpc::ServerUnaryReactor* SequenceService::Get(grpc::CallbackServerContext* context,
+                                               const v1::GetSequenceRequest* request,
+                                               v1::Sequence* response) {
+  return Finish(context, registry_.sequences().Get(request->sequence_id()), response);
+}
+
+grpc::ServerUnaryReactor* SequenceService::List(grpc::CallbackServerContext* context,
+                                                const v1::ListSequencesRequest* request,
+                                                v1::ListSequencesResponse* response) {
+  return Finish(context, registry_.sequences().List(*request), response);
+}
+
+grpc::ServerUnaryReactor* SequenceService::Close(grpc::CallbackServerContext* context,
+                                                 const v1::CloseSequenceRequest* request,
+                                                 v1::CloseSequenceResponse*) {
+  const absl::Status status = registry_.sequences().Close(*request);
+  if (status.ok()) LogInfo("sequence closed", {{"sequence", request->sequence_id()}});
+  return Finish(context, status);
+}
+
+grpc::ServerWriteReactor<v1::SequenceSet>* SequenceService::GetSets(
+    grpc::CallbackServerContext*, const v1::GetSetsRequest* request) {
+  return new SetsStream(registry_.sequences().GetSets(*request));
+}
+
+}  // namespace heavywater

@@ -1,0 +1,35 @@
+// SequenceService: a thin shell over the registry.
+#pragma once
+
+#include "cache_service/registry/registry.h"
+#include "cache_service/server/drain_gate.h"
+#include "heavywater/v1/sequence.grpc.pb.h"
+
+namespace heavywater {
+
+class SequenceService final : public v1::SequenceService::CallbackService {
+ public:
+  // Both must outlive it.
+  SequenceService(Registry& registry, const DrainGate& gate) : registry_(registry), gate_(gate) {}
+
+  grpc::ServerUnaryReactor* Open(grpc::CallbackServerContext* context,
+                                 const v1::OpenSequenceRequest* request,
+                                 v1::OpenSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context,
+                                const v1::GetSequenceRequest* request,
+                                v1::Sequence* response) override;
+  grpc::ServerUnaryReactor* List(grpc::CallbackServerContext* context,
+                                 const v1::ListSequencesRequest* request,
+                                 v1::ListSequencesResponse* response) override;
+  grpc::ServerUnaryReactor* Close(grpc::CallbackServerContext* context,
+                                  const v1::CloseSequenceRequest* request,
+                                  v1::CloseSequenceResponse* response) override;
+  grpc::ServerWriteReactor<v1::SequenceSet>* GetSets(grpc::CallbackServerContext* context,
+                                                     const v1::GetSetsRequest* request) override;
+
+ private:
+  Registry& registry_;
+  const DrainGate& gate_;
+};
+
+}  // namespace heavywater

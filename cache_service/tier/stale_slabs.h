@@ -1,0 +1,14 @@
+// Slabs whose owner was killed keep their memory until somebody removes the
+// name.
+#pragma once
+
+#include <string>
+
+namespace heavywater {
+
+// Removes the slabs on this node whose name begins with `prefix` and whose owner
+// has gone (it held a lock that ends with the process); how many. Processes that
+// still map one keep what they have mapped.
+int RemoveStaleSlabs(const std::string& prefix);
+
+}  // namespace heavywater
