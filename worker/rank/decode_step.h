@@ -29,9 +29,9 @@ struct StepItem {
 
 // What rank 0 sends to all ranks; every length of the step follows from it.
 struct StepDescriptor {
-  uint64_t step = 0;            // counts up; ranks check that they agree
-  std::vector<StepItem> items;  // a sequence at most once
-  std::vector<int32_t> tokens;  // of all items, in order
+  uint64_t step = 0;                 // counts up; ranks check that they agree
+  std::vector<StepItem> items = {};  // a sequence at most once
+  std::vector<int32_t> tokens = {};  // of all items, in order
 };
 
 // Runs steps, one after the other. One thread.
