@@ -11,6 +11,14 @@
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
+namespace {
+
+// To a client it does not matter which rank was it: later, perhaps elsewhere.
+absl::Status GroupFailed(const absl::Status& status) {
+  return absl::UnavailableError(absl::StrCat("the worker group failed: ", status.ToString()));
+}
+
+}  // namespace
 
 Scheduler::Scheduler(CommandRunner& runner, AdmissionQueue& queue, const Tokenizer& tokenizer,
                      WorkerMetrics& metrics, SchedulerOptions options)
@@ -32,9 +40,8 @@ absl::Status Scheduler::Run() {
     command.mutable_shutdown();
     if (status.ok()) status = Execute(command).status();
   }
-  FailAll(absl::UnavailableError(
-      status.ok() ? "the worker is shutting down"
-                  : absl::StrCat("the worker group failed: ", status.ToString())));
+  FailAll(status.ok() ? absl::UnavailableError("the worker is shutting down")
+                      : GroupFailed(status));
   return status;
 }
 
@@ -105,9 +112,13 @@ absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
   open.mutable_prompt()->Assign(request.prompt.begin(), request.prompt.end());
   open.set_on_host_full(request.sequence.on_host_full == OnHostFull::kDrop ? "drop" : "stop");
   const auto result = Execute(command);
-  if (!result.ok() || !result->status.ok()) {
-    generation->responses.Finish(result.ok() ? result->status : result.status());
+  if (!result.ok()) {
+    generation->responses.Finish(GroupFailed(result.status()));
     return result.status();
+  }
+  if (!result->status.ok()) {
+    generation->responses.Finish(result->status);
+    return absl::OkStatus();
   }
   runs_.push_back(*std::move(run));
   num_running_ = static_cast<int64_t>(runs_.size());

@@ -1,0 +1,195 @@
+#include "worker/server/generation_request.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/server/tiny_model.h"
+#include "worker/server/policy_proto.h"
+
+namespace heavywater {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class GenerationRequestTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<GenerationRequest> Parse(const v1::GenerateRequest& request) const {
+    return ParseGenerateRequest(
+        request,
+        {.tokenizer = tokenizer_, .context_tokens = kTinyContext, .vocab_size = kTinyVocab});
+  }
+
+  const Tokenizer tokenizer_ = TinyTokenizer();
+};
+
+v1::GenerateRequest Good() {
+  v1::GenerateRequest request;
+  request.add_tokens(5);
+  request.set_max_new_tokens(3);
+  return request;
+}
+
+struct BadCase {
+  const char* name;
+  std::function<void(v1::GenerateRequest&)> spoil;
+  absl::StatusCode code;
+  std::vector<const char*> says;  // field, got, wanted
+};
+
+std::vector<BadCase> BadCases() {
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  using Request = v1::GenerateRequest;
+  return {
+      {"neither", [](Request& r) { r.clear_tokens(); }, invalid, {"text", "tokens", "exactly one"}},
+      {"both", [](Request& r) { r.set_text("x"); }, invalid, {"text", "tokens", "exactly one"}},
+      {"text", [](Request& r) { r.clear_tokens(), r.set_text("a\xff"); }, invalid, {"text", "1"}},
+      {"above", [](Request& r) { r.add_tokens(261); }, invalid, {"tokens[1]", "261", "[0, 261)"}},
+      {"below", [](Request& r) { r.set_tokens(0, -1); }, invalid, {"tokens[0]", "-1"}},
+      {"none new", [](Request& r) { r.set_max_new_tokens(0); }, invalid, {"max_new_tokens is 0"}},
+      {"negative", [](Request& r) { r.set_max_new_tokens(-2); }, invalid, {"max_new_tokens is -2"}},
+      {"long",
+       [](Request& r) { r.set_max_new_tokens(64); },
+       absl::StatusCode::kOutOfRange,
+       {"65", "64"}},
+      {"cold",
+       [](Request& r) { r.mutable_sampling()->set_temperature(-1); },
+       invalid,
+       {"sampling.temperature", "-1"}},
+      {"nan",
+       [=](Request& r) { r.mutable_sampling()->set_temperature(nan); },
+       invalid,
+       {"sampling.temperature", "nan"}},
+      {"hot",
+       [=](Request& r) { r.mutable_sampling()->set_temperature(infinity); },
+       invalid,
+       {"sampling.temperature", "inf"}},
+      {"forced", [](Request& r) { r.add_forced_tokens(300); }, invalid, {"forced_tokens[0]"}},
+      {"count",
+       [](Request& r) { r.add_forced_tokens(3); },
+       invalid,
+       {"max_new_tokens is 3", "forced_tokens, 1"}},
+      {"policy",
+       [](Request& r) { r.mutable_policy()->set_policy("lru"); },
+       invalid,
+       {"policy.policy", "lru", "snapkv_h2o"}},
+      {"scope",
+       [](Request& r) { r.mutable_policy()->set_scope("sun"); },
+       invalid,
+       {"policy.scope", "sun", "kv_head"}},
+      {"pooling",
+       [](Request& r) { r.mutable_policy()->set_pooling("median"); },
+       invalid,
+       {"policy.pooling", "median", "average"}},
+      {"heavy",
+       [](Request& r) { r.mutable_policy()->set_heavy_tokens(-5); },
+       invalid,
+       {"policy.heavy_tokens", "-5"}},
+      {"ratio",
+       [=](Request& r) { r.mutable_policy()->set_recent_ratio(nan); },
+       invalid,
+       {"policy.recent_ratio", "nan"}},
+      {"ratio above 1",
+       [](Request& r) { r.mutable_policy()->set_heavy_ratio(1.5); },
+       invalid,
+       {"heavy_ratio", "1.5"}},
+      {"sinks",
+       [](Request& r) { r.mutable_policy()->set_sink_tokens(-1); },
+       invalid,
+       {"policy.sink_tokens", "-1"}},
+      {"decay", [](Request& r) { r.mutable_policy()->set_decay(2); }, invalid, {"decay", "2"}},
+      {"interval",
+       [](Request& r) { r.mutable_policy()->set_plan_interval_steps(-1); },
+       invalid,
+       {"policy.plan_interval_steps", "-1"}},
+      {"kernel",
+       [](Request& r) { r.mutable_policy()->set_pool_kernel(4); },
+       invalid,
+       {"pool_kernel", "4"}},
+      {"budget",
+       [](Request& r) {
+         r.mutable_policy()->set_heavy_tokens(2);
+         r.mutable_policy()->set_recent_tokens(2);
+         r.mutable_policy()->set_sink_tokens(4);
+       },
+       invalid,
+       {"sink"}},
+  };
+}
+
+TEST_F(GenerationRequestTest, NamesTheFieldWhatCameAndWhatWasWanted) {
+  for (const BadCase& bad : BadCases()) {
+    v1::GenerateRequest request = Good();
+    bad.spoil(request);
+    const auto parsed = Parse(request);
+    EXPECT_EQ(parsed.status().code(), bad.code) << bad.name << ": " << parsed.status();
+    for (const char* part : bad.says) {
+      EXPECT_THAT(std::string(parsed.status().message()), HasSubstr(part)) << bad.name;
+    }
+  }
+}
+
+TEST_F(GenerationRequestTest, FillsInTheDefaultsOfTheSystemAsOrdered) {
+  const auto parsed = Parse(Good());
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const v1::PolicyOptions policy = PolicyToProto(parsed->sequence.policy);
+  EXPECT_EQ(policy.policy(), "snapkv_h2o");
+  EXPECT_EQ(policy.scope(), "layer");
+  EXPECT_EQ(policy.heavy_ratio(), 0.1);
+  EXPECT_EQ(policy.recent_ratio(), 0.1);
+  EXPECT_EQ(policy.min_budget_tokens(), 256);
+  EXPECT_EQ(policy.window(), 32);
+  EXPECT_EQ(policy.pooling(), "average");
+  EXPECT_EQ(policy.pool_kernel(), 5);
+  EXPECT_EQ(policy.plan_interval_steps(), 1);
+  EXPECT_EQ(policy.decay(), 1.0);
+  EXPECT_EQ(parsed->tenant, "default");
+  EXPECT_EQ(parsed->sequence.max_tokens, 1 + 3 - 1);
+}
+
+TEST_F(GenerationRequestTest, PolicyOptionsSurviveTheWayToOtherRanks) {
+  v1::PolicyOptions proto;
+  proto.set_policy("streaming");
+  proto.set_scope("kv_head");
+  proto.set_heavy_tokens(9);
+  proto.set_recent_tokens(7);
+  proto.set_sink_tokens(0);  // set, although 0: streaming's default is 4
+  proto.set_decay(0.5);
+  const auto options = PolicyFromProto(proto);
+  ASSERT_TRUE(options.ok()) << options.status();
+  const v1::PolicyOptions sent = PolicyToProto(*options);
+  const auto received = PolicyFromProto(sent);
+  ASSERT_TRUE(received.ok()) << received.status();
+  EXPECT_EQ(PolicyToProto(*received).SerializeAsString(), sent.SerializeAsString());
+  EXPECT_EQ(received->sink_tokens, 0);
+  EXPECT_EQ(received->heavy_tokens, 9);
+}
+
+TEST_F(GenerationRequestTest, TextIsTokenisedAsItStandsWithControlTokens) {
+  v1::GenerateRequest request;
+  request.set_text("abc<end>a");
+  request.set_max_new_tokens(1);
+  const auto parsed = Parse(request);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_THAT(parsed->prompt, ElementsAre(258, kTinyEnd, 'a'));
+}
+
+TEST_F(GenerationRequestTest, ForcedTokensSetTheNumberOfNewOnes) {
+  v1::GenerateRequest request = Good();
+  request.set_max_new_tokens(0);
+  for (int32_t token : {7, 8}) request.add_forced_tokens(token);
+  const auto parsed = Parse(request);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->max_new_tokens, 2);
+  EXPECT_THAT(parsed->forced, ElementsAre(7, 8));
+}
+
+}  // namespace
+}  // namespace heavywater
