@@ -18,8 +18,10 @@ std::vector<std::byte> TestRows(const RowRange& rows) {
     std::minstd_rand random(static_cast<uint32_t>(1 + rows.sequence * 1000003 + rows.layer * 10007 +
                                                   rows.kv_head * 101 +
                                                   (rows.first_position + i) * 7919));
-    for (int b = 0; b < kTestGeometry.row_bytes; ++b) {
-      bytes.push_back(static_cast<std::byte>(random() >> 8));
+    for (int b = 0; b < kTestGeometry.row_bytes; b += 2) {
+      const auto bits = random();
+      bytes.push_back(static_cast<std::byte>(bits >> 8));
+      bytes.push_back(static_cast<std::byte>(bits >> 16));
     }
   }
   return bytes;
