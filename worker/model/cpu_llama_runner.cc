@@ -79,7 +79,15 @@ absl::Status CpuLlamaRunner::AllocateWorkspace(Backend& backend) {
   HW_ASSIGN_OR_RETURN(workspace_memory_,
                       backend.Allocate(floats * static_cast<int64_t>(sizeof(float))));
   LayOutWorkspace(workspace_memory_.As<float>().device_address());
-  return absl::OkStatus();
+  const auto reserve = [&](const WeightMatrix& weights, int64_t tokens, int64_t out_stride) {
+    return matmul_->Reserve(weights.rows, weights.cols, tokens, out_stride);
+  };
+  const LlamaLayer& layer = weights_.layers[0];  // all are alike
+  HW_RETURN_IF_ERROR(reserve(layer.qkv, max_tokens_, layer.qkv.rows));
+  HW_RETURN_IF_ERROR(reserve(layer.attn_output, max_tokens_, config_.hidden_size));
+  HW_RETURN_IF_ERROR(reserve(layer.gate_up, max_tokens_, layer.gate_up.rows));
+  HW_RETURN_IF_ERROR(reserve(layer.ffn_down, max_tokens_, config_.hidden_size));
+  return reserve(weights_.output, std::min(kLogitsTokens, max_tokens_), shard_.max_vocab);
 }
 
 int64_t CpuLlamaRunner::device_bytes() const {

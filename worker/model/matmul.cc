@@ -43,13 +43,11 @@ class Matmul::Primitives {
 
   int64_t scratchpad_bytes() const { return scratchpad_.bytes(); }
 
-  absl::Status Run(const MatmulArgs& args, int64_t padded_tokens) {
-    try {
-      return RunOrThrow(args, padded_tokens);
-    } catch (const dnnl::error& error) {
-      return absl::InternalError(Message("oneDNN, matrix of ", args.rows, " x ", args.cols, " and ",
-                                         padded_tokens, " tokens: ", error.what()));
-    }
+  absl::Status Reserve(const Key& key) {
+    return Guarded(key, [&] { return ReserveScratchpad(Find(key)); });
+  }
+  absl::Status Run(const Key& key, const MatmulArgs& args) {
+    return Guarded(key, [&] { return RunOrThrow(Find(key), args); });
   }
 
  private:
@@ -67,26 +65,37 @@ class Matmul::Primitives {
     return *entries_.emplace(key, std::move(entry)).first->second;
   }
 
-  absl::Status ReserveScratchpad(int64_t bytes) {
+  // oneDNN reports by exceptions: they end here.
+  template <class Body>
+  absl::Status Guarded(const Key& key, const Body& body) {
+    try {
+      return body();
+    } catch (const dnnl::error& error) {
+      const auto& [tokens, rows, cols, out_stride] = key;
+      return absl::InternalError(Message("oneDNN, matrix of ", rows, " x ", cols, " and ", tokens,
+                                         " tokens: ", error.what()));
+    }
+  }
+
+  absl::Status ReserveScratchpad(const Entry& entry) {
+    const auto bytes = static_cast<int64_t>(entry.description.scratchpad_desc().get_size());
     if (bytes <= scratchpad_.bytes()) return absl::OkStatus();
     HW_ASSIGN_OR_RETURN(scratchpad_, backend_.Allocate(bytes));
     return absl::OkStatus();
   }
 
-  absl::Status RunOrThrow(const MatmulArgs& args, int64_t padded_tokens) {
-    const Entry& entry = Find({padded_tokens, args.rows, args.cols, args.out_stride});
+  absl::Status RunOrThrow(const Entry& entry, const MatmulArgs& args) {
     const dnnl::matmul::primitive_desc& description = entry.description;
-    const dnnl::memory::desc scratchpad = description.scratchpad_desc();
-    HW_RETURN_IF_ERROR(ReserveScratchpad(static_cast<int64_t>(scratchpad.get_size())));
+    HW_RETURN_IF_ERROR(ReserveScratchpad(entry));
     const auto memory = [this](const dnnl::memory::desc& shape, const void* address) {
       return dnnl::memory(shape, engine_, const_cast<void*>(address));
     };
     entry.primitive.execute(
-        stream_,
-        {{DNNL_ARG_SRC, memory(description.src_desc(), args.x)},
-         {DNNL_ARG_WEIGHTS, memory(description.weights_desc(), args.weights)},
-         {DNNL_ARG_DST, memory(description.dst_desc(), args.out)},
-         {DNNL_ARG_SCRATCHPAD, memory(scratchpad, scratchpad_.As<std::byte>().device_address())}});
+        stream_, {{DNNL_ARG_SRC, memory(description.src_desc(), args.x)},
+                  {DNNL_ARG_WEIGHTS, memory(description.weights_desc(), args.weights)},
+                  {DNNL_ARG_DST, memory(description.dst_desc(), args.out)},
+                  {DNNL_ARG_SCRATCHPAD, memory(description.scratchpad_desc(),
+                                               scratchpad_.As<std::byte>().device_address())}});
     stream_.wait();
     return absl::OkStatus();
   }
@@ -128,7 +137,13 @@ absl::Status Matmul::Run(const MatmulArgs& args) {
     return absl::OkStatus();
   }
   omp_set_num_threads(num_threads_);  // the setting is the calling thread's
-  return primitives_->Run(args, PaddedTokens(args.tokens));
+  return primitives_->Run({PaddedTokens(args.tokens), args.rows, args.cols, args.out_stride}, args);
+}
+
+absl::Status Matmul::Reserve(int64_t rows, int64_t cols, int64_t max_tokens, int64_t out_stride) {
+  if (max_tokens <= kMaxSmallTokens || rows == 0) return absl::OkStatus();
+  omp_set_num_threads(num_threads_);  // the scratchpad may depend on it
+  return primitives_->Reserve({PaddedTokens(max_tokens), rows, cols, out_stride});
 }
 
 void Matmul::RunSmall(const MatmulArgs& args) const {

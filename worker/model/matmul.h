@@ -34,6 +34,10 @@ class Matmul {
   // RESOURCE_EXHAUSTED when there is no device memory for its scratchpad.
   absl::Status Run(const MatmulArgs& args);
 
+  // Takes the memory that Run() needs for up to `max_tokens` and weights of this
+  // shape, so that it is accounted for before the first token. Same errors.
+  absl::Status Reserve(int64_t rows, int64_t cols, int64_t max_tokens, int64_t out_stride);
+
   // Of the scratchpad.
   int64_t device_bytes() const;
 

@@ -18,8 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 
 std::unique_ptr<GgufFile> OpenBytes(const std::string& bytes) {
-  const TemporaryFile file(bytes);
-  auto opened = GgufFile::Open(file.path());
+  auto opened = OpenGguf(bytes);
   EXPECT_TRUE(opened.ok()) << opened.status();
   return opened.ok() ? *std::move(opened) : nullptr;
 }

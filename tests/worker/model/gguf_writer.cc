@@ -98,4 +98,24 @@ TemporaryFile::TemporaryFile(std::string_view bytes) {
 
 TemporaryFile::~TemporaryFile() { std::remove(path_.c_str()); }
 
+absl::StatusOr<std::unique_ptr<GgufFile>> OpenGguf(std::string_view bytes) {
+  return GgufFile::Open(TemporaryFile(bytes).path());
+}
+
+GgufWriter SmallGguf() {
+  GgufWriter writer;
+  writer.Field("text", "hello")
+      .Field("number", uint32_t{7})
+      .Field("float", 0.5f)
+      .Field("flag", true)
+      .Field("texts", std::vector<std::string>{"a", "", "c"})
+      .Field("numbers", std::vector<int32_t>{-1, 2});
+  writer.RawField("negative", static_cast<uint32_t>(GgufType::kInt8), "\xfe");
+  writer.Tensor("matrix", 2, 3, {1, 2, 3, 4, 5, 6});
+  writer.RawTensor("quantised", TensorType::kQ8_0, {64, 2}, std::string(4 * 34, '\1'));
+  writer.RawTensor("small", TensorType::kQ4_1, {32}, std::string(20, '\2'));
+  writer.RawTensor("half", TensorType::kF16, {2, 2, 2}, std::string(16, '\3'));
+  return writer;
+}
+
 }  // namespace heavywater

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "worker/model/gguf_file.h"
 #include "worker/model/gguf_types.h"
 
 namespace heavywater {
@@ -81,5 +83,11 @@ class TemporaryFile {
  private:
   std::string path_;
 };
+
+// Opens a file with these bytes.
+absl::StatusOr<std::unique_ptr<GgufFile>> OpenGguf(std::string_view bytes);
+
+// A field of each kind and a tensor of each type.
+GgufWriter SmallGguf();
 
 }  // namespace heavywater

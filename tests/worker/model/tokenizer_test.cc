@@ -1,10 +1,9 @@
 #include "worker/model/tokenizer.h"
 
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/model/real_model.h"
@@ -180,7 +179,7 @@ TEST_F(RealTokenizerTest, HasTheModelsSpecialTokensAndChatTemplate) {
   EXPECT_THAT(spec.chat_template, HasSubstr("<|im_start|>"));
 }
 
-TEST_F(RealTokenizerTest, EncodesANovelInLessThanTwoSeconds) {
+TEST_F(RealTokenizerTest, EncodesANovelInLessThanTwoSecondsOfCpuTime) {
   // Different words throughout, so that remembering words does not help.
   std::string text;
   for (uint32_t i = 0; text.size() < 433410; ++i) {
@@ -189,16 +188,16 @@ TEST_F(RealTokenizerTest, EncodesANovelInLessThanTwoSeconds) {
     }
     text.push_back(' ');
   }
-  const absl::Time start = absl::Now();
+  const std::clock_t start = std::clock();
   EXPECT_GT(Encode(*tokenizer_, text).size(), 100000u);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(2));
+  EXPECT_LT(std::clock() - start, 2 * CLOCKS_PER_SEC);
 }
 
 TEST_F(RealTokenizerTest, TimeDoesNotGrowWithTheSquareOfAWord) {
   const std::string word(1 << 20, 'a');
-  const absl::Time start = absl::Now();
+  const std::clock_t start = std::clock();
   EXPECT_GT(Encode(*tokenizer_, word).size(), 1000u);
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  EXPECT_LT(std::clock() - start, 10 * CLOCKS_PER_SEC);
 }
 
 }  // namespace

@@ -1,0 +1,62 @@
+#include "worker/model/model_config.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/model/gguf_writer.h"
+#include "tests/worker/model/tiny_llama.h"
+#include "worker/model/model_fingerprint.h"
+
+namespace heavywater {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(ModelConfigTest, ReadsTheSizes) {
+  const auto config = ReadModelConfig(**OpenGguf(TinyLlama({.tied = false}, 1).File()));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->name, "tiny");
+  EXPECT_EQ(config->num_layers, 2);
+  EXPECT_EQ(config->num_query_heads, 6);
+  EXPECT_EQ(config->num_kv_heads, 3);
+  EXPECT_EQ(config->head_dim, 10);
+  EXPECT_EQ(config->vocab_size, 100);
+  EXPECT_FALSE(config->tied_embeddings);
+}
+
+TEST(ModelConfigTest, NamesWhatItCannotCompute) {
+  const auto message = [](const GgufWriter& writer) {
+    return std::string(ReadModelConfig(**OpenGguf(writer.Finish())).status().message());
+  };
+  EXPECT_THAT(message(GgufWriter().Field("general.architecture", "gpt2")),
+              AllOf(HasSubstr("'general.architecture' is 'gpt2'"), HasSubstr("want 'llama'")));
+  const TinyLlama model({}, 1);
+  EXPECT_THAT(message(model.Writer().Field("llama.expert_count", uint32_t{8})),
+              HasSubstr("'llama.expert_count' is 8"));
+  EXPECT_THAT(message(model.Writer().Field("llama.rope.scaling.type", "yarn")),
+              HasSubstr("'llama.rope.scaling.type' is 'yarn'"));
+  EXPECT_THAT(message(model.Writer().Field("llama.rope.dimension_count", uint32_t{8})),
+              HasSubstr("'llama.rope.dimension_count' is 8, want the head size, 10"));
+  EXPECT_THAT(message(model.Writer().Field("llama.vocab_size", uint32_t{99})),
+              HasSubstr("'llama.vocab_size' is 99"));
+  EXPECT_THAT(message(TinyLlama({.query_heads = 5}, 1).Writer()),
+              HasSubstr("'llama.attention.head_count' is 5"));
+  EXPECT_THAT(message(TinyLlama({.head_dim = 9}, 1).Writer()), HasSubstr("an even number"));
+}
+
+TEST(ModelFingerprintTest, DiffersWhenAFieldOrATensorDiffers) {
+  const TinyLlama model({.layers = 1}, 1);
+  const auto fingerprint = [](const std::string& bytes) {
+    return ModelFingerprint(**OpenGguf(bytes));
+  };
+  const std::string whole = model.File();
+  EXPECT_EQ(fingerprint(whole), fingerprint(model.File()));
+  EXPECT_NE(fingerprint(whole), fingerprint(TinyLlama({.layers = 1}, 2).File()));
+  EXPECT_NE(fingerprint(whole), fingerprint(model.Writer().Field("x", true).Finish()));
+  std::string last_byte = whole;
+  last_byte.back() = static_cast<char>(last_byte.back() ^ 1);
+  EXPECT_NE(fingerprint(whole), fingerprint(last_byte));
+}
+
+}  // namespace
+}  // namespace heavywater
