@@ -7,6 +7,7 @@
 #define HWY_TARGET_INCLUDE "worker/backend/cpu/decode_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // Must come after foreach_target.h.
+#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -30,6 +31,9 @@ constexpr int kSlotsAtOnce = 4;
 constexpr int kColumnVectors = 4;
 // Values of this many slots stay in L1 while every row and column visits them.
 constexpr int kValueBlock = 64;
+// How far ahead of the arithmetic rows are fetched: the hardware's own
+// prefetching stops at each 4 KiB page.
+constexpr int kPrefetchRows = 32;
 
 // Lane j of each 128-bit block is the sum of v[j]'s four lanes in that block.
 HWY_INLINE VF SumWithinBlocks(const VF (&v)[kSlotsAtOnce]) {
@@ -75,6 +79,7 @@ HWY_INLINE void DotFourKeys(const T* const (&keys)[kSlotsAtOnce], const float* q
   };
   int i = 0;
   for (; i + kLanes <= head_dim; i += kLanes) {
+    for (const T* key : keys) hwy::Prefetch(key + kPrefetchRows * head_dim + i);
     multiply(i, {LoadKv(kFloats, keys[0] + i), LoadKv(kFloats, keys[1] + i),
                  LoadKv(kFloats, keys[2] + i), LoadKv(kFloats, keys[3] + i)});
   }
