@@ -19,8 +19,12 @@
 
 namespace heavywater {
 
-// Used by one thread per rank, except Abort(). After any error the communicator
-// is broken: every later call returns that error at once.
+// Used by one thread per rank, except Abort(). A call that fails leaves its data
+// as it was. After any error the communicator is broken: every later call
+// returns that error at once, and the other ranks' calls fail, too.
+//
+// Destroying it tells the others that this rank leaves; ranks that end together
+// wait for each other, for 2 s at most.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -30,17 +34,18 @@ class Communicator {
   virtual std::string Name() const = 0;  // "local", "gloo", ...
 
   // In place, element-wise sum; the result is the same on every rank, bit for
-  // bit. UNAVAILABLE when a peer is gone, DEADLINE_EXCEEDED after the time-out.
+  // bit: terms are added in rank order. UNAVAILABLE when a peer is gone,
+  // DEADLINE_EXCEEDED after the time-out.
   virtual absl::Status AllReduceSum(DeviceSpan<float> data, Stream& stream) = 0;
   virtual absl::Status AllReduceSum(DeviceSpan<int64_t> data, Stream& stream) = 0;
 
-  // out = [size()][in.size()], rank order.
+  // out = [size()][in.size()], rank order; CHECKs its length.
   virtual absl::Status AllGather(DeviceSpan<const float> in, DeviceSpan<float> out,
                                  Stream& stream) = 0;
 
   // Host bytes from rank `root`; the others' `data` is resized to what came.
   // `timeout` bounds the wait for the root (a follower waits long for the next
-  // step); at most kMaxBroadcastBytes.
+  // step), the rest is under the group's; at most kMaxBroadcastBytes.
   virtual absl::Status Broadcast(std::vector<std::byte>& data, int root,
                                  absl::Duration timeout) = 0;
 
@@ -63,7 +68,9 @@ struct GlooOptions {
   absl::Duration timeout = absl::Seconds(30);  // of every operation, connecting included
   std::string key_prefix = "";                 // separates groups and epochs in the store
 };
-// Connects all ranks through `store`. The store is not used afterwards.
+// Connects all ranks through `store`, which is not used afterwards, and returns
+// when all are there. For backends whose device memory is host memory. Ignores
+// SIGPIPE in this process unless it is handled already.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(const GlooOptions& options,
                                                                      RendezvousStore& store);
 

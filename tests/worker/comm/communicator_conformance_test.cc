@@ -204,20 +204,6 @@ TEST_P(CommunicatorTest, KeepsStepWhenEveryRankIsSlowInTurn) {
   EXPECT_THAT(statuses, Each(kOk));
 }
 
-TEST_P(CommunicatorTest, AFollowerWaitsForTheNextStepLongerThanTheGroupsTimeout) {
-  RankGroup group(GetParam(), /*timeout=*/absl::Milliseconds(500));
-  const auto statuses = group.Run([&](int rank, Communicator& comm) {
-    if (rank == 0) absl::SleepFor(absl::Milliseconds(1500));  // nothing to do for a while
-    std::vector<std::byte> step = Pattern(rank == 0 ? 10 : 0, 1);
-    absl::Status status = comm.Broadcast(step, 0, absl::Minutes(2));
-    if (!status.ok()) return status;
-    std::vector<float> data(1000, 1.0f);
-    Stream stream;
-    return comm.AllReduceSum(Span(data), stream);
-  });
-  EXPECT_THAT(statuses, Each(kOk));
-}
-
 INSTANTIATE_TEST_SUITE_P(
     All, CommunicatorTest,
     ::testing::Values(GroupParam{CommKind::kLocal, 1}, GroupParam{CommKind::kLocal, 2},

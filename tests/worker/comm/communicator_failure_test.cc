@@ -31,14 +31,12 @@ absl::Status SumOnes(Communicator& comm, int64_t length) {
 }
 
 TEST_P(FailureTest, NamesTheRankThatDidNotComeInTime) {
-  RankGroup group(GetParam(), /*timeout=*/absl::Milliseconds(300));
+  RankGroup group(GetParam(), /*timeout=*/absl::Seconds(1));
   const int late = size() - 1;
   const absl::Time start = absl::Now();
   const auto statuses = group.Run([&](int rank, Communicator& comm) {
     if (rank == late) {
-      absl::SleepFor(absl::Milliseconds(900));
-      // The others' numbers may have come before they gave up; no more will.
-      SumOnes(comm, 10).IgnoreError();
+      absl::SleepFor(absl::Milliseconds(2500));
       const absl::Status status = SumOnes(comm, 10);
       EXPECT_FALSE(status.ok());
       return status;
@@ -67,6 +65,18 @@ TEST_P(FailureTest, ABroadcastHasATimeoutOfItsOwn) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
   EXPECT_EQ(data, std::vector<std::byte>(5, std::byte{1}));
+}
+
+TEST_P(FailureTest, AFollowerWaitsForTheNextStepLongerThanTheGroupsTimeout) {
+  RankGroup group(GetParam(), /*timeout=*/absl::Seconds(1));
+  const auto statuses = group.Run([&](int rank, Communicator& comm) {
+    if (rank == 0) absl::SleepFor(absl::Milliseconds(1800));  // nothing to do for a while
+    std::vector<std::byte> step(rank == 0 ? 10 : 0, std::byte{7});
+    const absl::Status status = comm.Broadcast(step, 0, absl::Minutes(2));
+    EXPECT_EQ(step, std::vector<std::byte>(10, std::byte{7}));
+    return status.ok() ? SumOnes(comm, 1000) : status;
+  });
+  EXPECT_THAT(statuses, ::testing::Each(absl::OkStatus()));
 }
 
 TEST_P(FailureTest, AbortEndsACallInFlightAndThePeersCalls) {

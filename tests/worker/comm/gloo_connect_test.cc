@@ -52,6 +52,16 @@ TEST(GlooConnectTest, AnAddressThatCannotBeUsedIsNamed) {
   EXPECT_FALSE(statuses[1].ok());
 }
 
+TEST(GlooConnectTest, ANameThatDoesNotResolveIsNamed) {
+  InProcessRendezvous store;
+  const absl::Status status =
+      CreateGlooCommunicator({.rank = 0, .size = 2, .listen_address = "no-such-host.invalid"},
+                             store)
+          .status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no-such-host.invalid"));
+}
+
 TEST(GlooConnectTest, RanksThatExpectGroupsOfDifferentSizesBothSaySo) {
   const auto statuses = TryToConnect({{.rank = 0, .size = 2}, {.rank = 1, .size = 3}});
   for (const absl::Status& status : statuses) {

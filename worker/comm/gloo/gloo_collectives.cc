@@ -63,7 +63,9 @@ absl::Status GlooCollectives::MeetWith(const CallHeader& call, const PayloadFor&
     calls_[*peer] = ReadHeader(mesh_->incoming(*peer));
     if (calls_[*peer].op == CallOp::kLeave && call.op != CallOp::kLeave) break;
   }
-  return CheckCalls(calls_);
+  HW_RETURN_IF_ERROR(CheckCalls(calls_));
+  // A rank that said its part and then gave up must not count as taking part.
+  return mesh_->CheckOpen();
 }
 
 absl::Status GlooCollectives::SendToAll(const PayloadFor& payload) {

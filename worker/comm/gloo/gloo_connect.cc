@@ -1,6 +1,9 @@
 #include "worker/comm/gloo/gloo_connect.h"
 
 #include <gloo/transport/tcp/device.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -52,6 +55,33 @@ absl::Status CheckSizes(const GlooOptions& options, RendezvousStore& store, absl
   return absl::OkStatus();
 }
 
+bool CanListenOn(const addrinfo& address) {
+  const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const bool bound = bind(fd, address.ai_addr, address.ai_addrlen) == 0;
+  close(fd);
+  return bound;
+}
+
+// Gloo leaks memory when it cannot use an address, and does not name it.
+absl::Status CheckAddress(const std::string& listen_address) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = getaddrinfo(listen_address.c_str(), nullptr, &hints, &found); error != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot resolve listen_address ", listen_address, ": ", gai_strerror(error)));
+  }
+  bool usable = false;
+  for (const addrinfo* one = found; one != nullptr && !usable; one = one->ai_next) {
+    usable = CanListenOn(*one);
+  }
+  freeaddrinfo(found);
+  if (usable) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("cannot listen on listen_address ", listen_address,
+                                             ", want an address of this machine"));
+}
+
 std::shared_ptr<gloo::transport::Device> CreateDevice(const GlooOptions& options) {
   gloo::transport::tcp::attr attr;
   attr.iface = options.interface;
@@ -66,6 +96,7 @@ absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> ConnectGloo(const Glo
   HW_RETURN_IF_ERROR(CheckOptions(options));
   auto context = std::make_shared<gloo::rendezvous::Context>(options.rank, options.size);
   if (options.size == 1) return context;
+  if (options.interface.empty()) HW_RETURN_IF_ERROR(CheckAddress(options.listen_address));
   IgnoreSigpipe();
   const absl::Time deadline = absl::Now() + options.timeout;
   HW_RETURN_IF_ERROR(CheckSizes(options, store, deadline));

@@ -46,6 +46,9 @@ class GlooMesh {
   absl::StatusOr<int> Receive(const std::vector<bool>& awaited, absl::Time deadline);
   std::span<const std::byte> incoming(int peer) const { return peers_[peer].incoming; }
 
+  // UNAVAILABLE when a peer has closed, even if what it sent before lies here.
+  absl::Status CheckOpen() const { return sockets_.CheckOpen(); }
+
   // Closes all connections; a call in flight and the peers' calls fail. Any thread.
   void Shutdown() const { sockets_.Shutdown(); }
 

@@ -97,6 +97,10 @@ std::string NameRanks(const std::vector<bool>& ranks) {
   return names;
 }
 
+absl::Status ClosedBy(int peer) {
+  return absl::UnavailableError(absl::StrCat("rank ", peer, " closed its connection"));
+}
+
 int PollTimeoutMs(absl::Duration left) {
   return static_cast<int>(std::clamp<int64_t>(
       absl::ToInt64Milliseconds(absl::Ceil(left, absl::Milliseconds(1))), 0, 1 << 30));
@@ -157,11 +161,18 @@ absl::StatusOr<int> PeerSockets::WaitReadable(const std::vector<bool>& awaited,
       closed = static_cast<int>(peer);
     }
     if (ready != 0 || left > absl::ZeroDuration()) continue;
-    if (closed >= 0) {
-      return absl::UnavailableError(absl::StrCat("rank ", closed, " closed its connection"));
-    }
+    if (closed >= 0) return ClosedBy(closed);
     return absl::DeadlineExceededError(absl::StrCat("no message from ", NameRanks(awaited)));
   }
+}
+
+absl::Status PeerSockets::CheckOpen() const {
+  std::vector<pollfd> polled(fds_.size());
+  for (size_t peer = 0; peer < fds_.size(); ++peer) polled[peer] = {fds_[peer], POLLRDHUP, 0};
+  if (poll(polled.data(), polled.size(), 0) <= 0) return absl::OkStatus();
+  size_t peer = 0;
+  while (peer < polled.size() && polled[peer].revents == 0) ++peer;
+  return ClosedBy(static_cast<int>(peer));
 }
 
 void PeerSockets::Shutdown() const {

@@ -36,9 +36,12 @@ class PeerSockets {
   void AddNone() { fds_.push_back(-1); }
 
   // Waits until a peer in `awaited` has sent something or closed, and returns
-  // which. A close by any other peer ends the wait, too, after
-  // kCloseGrace: UNAVAILABLE. DEADLINE_EXCEEDED at `deadline`.
+  // which. A close by any other peer ends the wait, too, a little later:
+  // UNAVAILABLE. DEADLINE_EXCEEDED at `deadline`.
   absl::StatusOr<int> WaitReadable(const std::vector<bool>& awaited, absl::Time deadline) const;
+
+  // UNAVAILABLE when a peer has closed.
+  absl::Status CheckOpen() const;
 
   // Ends both directions of all connections: blocked calls here and at the
   // peers return. Any thread.
