@@ -11,7 +11,7 @@ from typing import Any
 
 from heavywater import Client, Generation, HeavywaterError, PolicyOptions
 from heavywater.book import read_book
-from heavywater.cli.live import LiveText, mebibytes
+from heavywater.cli.live import LiveText
 from heavywater.local import LocalOptions, LocalServers, exit_on_signals
 from heavywater.model import Model
 from heavywater.server_process import ServerError
@@ -79,17 +79,18 @@ def run_policy(client: Client, model: Model, prompt: list[int], new_tokens: int,
 
 
 def table_of(runs: list[Run]) -> Table:
-    names = ["cache", "tokens seen", "resident", "KV on devices", "of full", "in host memory", "prompt", "decode"]
-    table = Table(*names)
+    table = Table("cache", title="KV cache of the sequence, summed over the ranks")
+    for name in ("seen", "resident", "device MiB", "of full", "host MiB", "prompt tok/s", "decode tok/s"):
+        table.add_column(name, justify="right", min_width=4)
     for run in runs:
         figures, full_bytes = run.as_json(), run.generation.summary.full_cache_bytes
         table.add_row(
-            run.policy if run.budget is None else f"{run.policy}, {run.budget:.0%}",
+            run.policy if run.budget is None else f"{run.policy} {run.budget:.0%}",
             str(figures["tokens_seen"]),
             f"{figures['resident_tokens']:.0f}",
-            mebibytes(figures["device_bytes"]),
+            f"{figures['device_bytes'] / 2**20:.1f}",
             f"{figures['device_bytes'] / full_bytes:.1%}",
-            mebibytes(figures["host_bytes"]),
+            f"{figures['host_bytes'] / 2**20:.1f}",
             _rate(figures["prompt_tokens_per_s"]),
             _rate(figures["tokens_per_s"]),
         )
@@ -97,7 +98,7 @@ def table_of(runs: list[Run]) -> Table:
 
 
 def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} tokens/s"
+    return "-" if value is None else f"{value:.1f}"
 
 
 def demo(json_file: Path | None, prompt_tokens: int, new_tokens: int) -> None:
