@@ -176,6 +176,11 @@ std::vector<float> PlainLayer::Append(std::span<const float> q, std::span<const 
   return out;
 }
 
+void PlainLayer::ForgetGains() {
+  for (Ledger& gains : gains_) gains.clear();
+  since_plan_ = 0;
+}
+
 void PlainLayer::Plan() {
   double decay = 1;
   for (int64_t i = 0; i < since_plan_; ++i) decay *= policy_.decay;

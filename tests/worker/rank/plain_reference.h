@@ -63,6 +63,9 @@ class PlainLayer {
   std::vector<float> Append(std::span<const float> q, std::span<const float> k,
                             std::span<const float> v, bool plan_due);
 
+  // A step that failed on some rank: gains since the last plan are lost.
+  void ForgetGains();
+
   int64_t tokens_seen() const { return static_cast<int64_t>(keys_.size()); }
   const std::vector<Ledger>& sets() const { return sets_; }             // one, or one per KV head
   const std::vector<PlainChoice>& choices() const { return choices_; }  // likewise

@@ -68,6 +68,10 @@ void PlainSequence::Append(const std::vector<int32_t>& tokens, bool plan_due) {
   }
 }
 
+void PlainSequence::ForgetGains() {
+  for (PlainLayer& layer : layers_) layer.ForgetGains();
+}
+
 std::string PlainSequence::CompareAttention(TestGroup& group, int layer) const {
   const size_t width = last_out_[layer].size() / last_tokens_.size();
   for (size_t i = 0; i < last_tokens_.size(); ++i) {

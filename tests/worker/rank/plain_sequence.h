@@ -17,6 +17,7 @@ class PlainSequence {
   void Prompt(const std::vector<int32_t>& tokens);
   void Append(const std::vector<int32_t>& tokens);
   void Append(const std::vector<int32_t>& tokens, bool plan_due);
+  void ForgetGains();
 
   int64_t tokens_seen() const { return layers_[0].tokens_seen(); }
   const PlainLayer& layer(int layer) const { return layers_[layer]; }
