@@ -84,7 +84,7 @@ def test_reads_outside_a_sequence_or_with_another_dtype_are_refused(group: Clust
     for change, codes in [
         ({"layer": 99}, {INVALID, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND}),
         ({"kv_head": -1}, {INVALID, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND}),
-        ({"first_position": 200}, {grpc.StatusCode.OUT_OF_RANGE}),
+        ({"first_position": 200}, {INVALID, grpc.StatusCode.OUT_OF_RANGE}),
         ({"num_positions": 0}, {INVALID}),
         ({"num_positions": 100000}, {INVALID, grpc.StatusCode.OUT_OF_RANGE}),
     ]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from cluster import cluster, summary, token_ids
-from heavywater.v1 import generation_pb2
+from heavywater.v1 import generation_pb2, sequence_pb2
 
 
 def test_killing_the_cache_service_changes_no_token(folder: Path, long_prompt: list[int]) -> None:
@@ -38,15 +38,36 @@ def test_a_full_slab_stops_the_sequence_and_names_need_and_limit(folder: Path, l
         assert len(token_ids(short)) == 4
 
 
-def test_a_full_slab_may_count_positions_as_dropped_instead(folder: Path, long_prompt: list[int]) -> None:
-    policy = {"heavy_tokens": 64, "recent_tokens": 64}
-    with cluster(folder, 1, cache={"host_bytes": 8 << 20}, worker={"on_host_full": "drop"}) as group:
-        messages = group.generate(tokens=long_prompt, max_new_tokens=8, ignore_eos=True, policy=policy)
+# One page of every layer and head of this model takes 90 x 64 KiB: 8 MiB hold the
+# first 256 positions, and the next page is refused in the middle of the sequence.
+ONE_PAGE = {"host_bytes": 8 << 20}
+SMALL = {"heavy_tokens": 16, "recent_tokens": 16}
+
+
+def test_positions_without_host_pages_count_as_dropped_once_evicted(folder: Path, long_prompt: list[int]) -> None:
+    with cluster(folder, 1, cache=ONE_PAGE, worker={"on_host_full": "drop"}) as group:
+        messages = group.generate(tokens=long_prompt[:240], max_new_tokens=120, ignore_eos=True, policy=SMALL)
     counts = summary(messages).counts
-    assert len(token_ids(messages)) == 8
+    assert len(token_ids(messages)) == 120
     assert counts.tokens_dropped > 0
     total = counts.tokens_resident + counts.tokens_demoted + counts.tokens_dropped
     assert total == pytest.approx(counts.tokens_seen)
+
+
+def test_a_sequence_may_stop_where_host_pages_end(folder: Path, long_prompt: list[int]) -> None:
+    request = generation_pb2.GenerateRequest(
+        tokens=long_prompt[:240], max_new_tokens=120, ignore_eos=True, policy=SMALL
+    )
+    received = []
+    with cluster(folder, 1, cache=ONE_PAGE, worker={"on_host_full": "stop"}) as group:
+        with pytest.raises(grpc.RpcError) as refused:
+            for message in group.generation.Generate(request, timeout=300):
+                received.append(message)
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert 0 < len(token_ids(received)) < 120
+        # Its pages stay until the lease ends, or it is closed.
+        group.sequences.Close(sequence_pb2.CloseSequenceRequest(sequence_id=received[0].sequence_id))
+        assert len(token_ids(group.generate(tokens=long_prompt[:16], max_new_tokens=4, ignore_eos=True))) == 4
 
 
 def test_sigterm_ends_every_process_with_code_0_even_with_an_open_stream(
