@@ -1,6 +1,6 @@
 #include "cache_service/server/group_service.h"
 
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/logging.h"
 #include "cache_service/server/unary.h"
 
 namespace heavywater {

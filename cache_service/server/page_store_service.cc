@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/logging.h"
 #include "cache_service/server/unary.h"
 
 namespace heavywater {

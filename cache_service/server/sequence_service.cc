@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/logging.h"
 #include "cache_service/server/unary.h"
 
 namespace heavywater {

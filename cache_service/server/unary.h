@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "cache_service/server/grpc_status.h"
+#include "cache_service/runtime/grpc_status.h"
 
 namespace heavywater {
 

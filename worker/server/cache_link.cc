@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "cache_service/server/grpc_status.h"
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/grpc_status.h"
+#include "cache_service/runtime/logging.h"
 #include "worker/server/backoff.h"
 
 namespace heavywater {

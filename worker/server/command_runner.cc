@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/logging.h"
 #include "worker/server/group_sum.h"
 #include "worker/server/policy_proto.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <optional>
 
-#include "cache_service/server/grpc_status.h"
+#include "cache_service/runtime/grpc_status.h"
 
 namespace heavywater {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
-#include "cache_service/server/grpc_status.h"
+#include "cache_service/runtime/grpc_status.h"
 
 namespace heavywater {
 

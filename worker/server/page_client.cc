@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/status.h"
-#include "cache_service/server/grpc_status.h"
+#include "cache_service/runtime/grpc_status.h"
 
 namespace heavywater {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/logging.h"
 #include "worker/server/remote_host_tier.h"
 
 namespace heavywater {

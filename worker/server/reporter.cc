@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/time/clock.h"
-#include "cache_service/server/grpc_status.h"
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/grpc_status.h"
+#include "cache_service/runtime/logging.h"
 #include "worker/server/backoff.h"
 
 namespace heavywater {

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/logging.h"
 #include "worker/server/group_channel.h"
 #include "worker/server/policy_proto.h"
 

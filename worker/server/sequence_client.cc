@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
-#include "cache_service/server/grpc_status.h"
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/grpc_status.h"
+#include "cache_service/runtime/logging.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
@@ -31,16 +31,26 @@ SequenceClient::SequenceClient(CacheLink* link)
       stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())) {}
 
 absl::StatusOr<SequenceId> SequenceClient::Open(const GenerationRequest& generation) {
-  const uint64_t number = ++counter_;
-  if (link_ == nullptr) return number;
+  if (link_ == nullptr) return ++counter_;
+  auto opened = OpenOnce(generation, generation.sequence.prompt_tokens);
+  // Positions that find no page are dropped then: no room is asked for the prompt.
+  if (absl::IsResourceExhausted(opened.status()) &&
+      generation.sequence.on_host_full == OnHostFull::kDrop) {
+    opened = OpenOnce(generation, 0);
+  }
+  return opened;
+}
+
+absl::StatusOr<SequenceId> SequenceClient::OpenOnce(const GenerationRequest& generation,
+                                                    int64_t prompt_tokens) {
   v1::OpenSequenceRequest request;
-  request.set_request_id(absl::StrCat(link_->options().instance, "/", number));
+  request.set_request_id(absl::StrCat(link_->options().instance, "/", ++counter_));
   request.set_group(link_->options().group);
   request.set_epoch(link_->epoch());
   *request.mutable_fingerprint() = link_->options().fingerprint;
   *request.mutable_policy() = PolicyToProto(generation.sequence.policy);
   *request.mutable_budget() = BudgetToProto(generation.sequence.policy, generation.budget);
-  request.set_prompt_tokens(generation.sequence.prompt_tokens);
+  request.set_prompt_tokens(prompt_tokens);
   request.set_max_tokens(generation.sequence.max_tokens);
   request.set_tenant(generation.tenant);
   grpc::ClientContext context;

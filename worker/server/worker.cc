@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/logging.h"
 #include "worker/model/cpu_llama_runner.h"
 #include "worker/model/model_fingerprint.h"
 #include "worker/model/rank_shard.h"

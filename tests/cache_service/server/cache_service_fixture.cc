@@ -7,8 +7,8 @@
 
 #include "cache_service/base/crc32c.h"
 #include "cache_service/server/cache_config.h"
-#include "cache_service/server/grpc_status.h"
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/grpc_status.h"
+#include "cache_service/runtime/logging.h"
 #include "tests/cache_service/registry/requests.h"
 
 namespace heavywater {

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/crc32c.h"
-#include "cache_service/server/grpc_status.h"
+#include "cache_service/runtime/grpc_status.h"
 #include "cache_service/tier/slab_view.h"
 #include "tests/cache_service/server/cache_service_fixture.h"
 

@@ -1,4 +1,4 @@
-#include "cache_service/server/metrics_exposer.h"
+#include "cache_service/runtime/metrics_exposer.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

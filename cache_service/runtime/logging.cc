@@ -1,4 +1,4 @@
-#include "cache_service/server/logging.h"
+#include "cache_service/runtime/logging.h"
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>

@@ -1,4 +1,4 @@
-#include "cache_service/server/rpc_metrics.h"
+#include "cache_service/runtime/rpc_metrics.h"
 
 #include <prometheus/counter.h>
 #include <prometheus/histogram.h>

@@ -1,4 +1,4 @@
-#include "cache_service/server/server_runtime.h"
+#include "cache_service/runtime/server_runtime.h"
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "heavywater/v1/admin.grpc.pb.h"
-#include "tests/cache_service/server/health_client.h"
+#include "tests/cache_service/runtime/health_client.h"
 
 namespace heavywater {
 namespace {

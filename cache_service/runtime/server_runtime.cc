@@ -1,4 +1,4 @@
-#include "cache_service/server/server_runtime.h"
+#include "cache_service/runtime/server_runtime.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
-#include "cache_service/server/logging.h"
-#include "cache_service/server/metrics_exposer.h"
-#include "cache_service/server/rpc_metrics.h"
+#include "cache_service/runtime/logging.h"
+#include "cache_service/runtime/metrics_exposer.h"
+#include "cache_service/runtime/rpc_metrics.h"
 
 namespace heavywater {
 namespace {

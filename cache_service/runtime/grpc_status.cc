@@ -1,4 +1,4 @@
-#include "cache_service/server/grpc_status.h"
+#include "cache_service/runtime/grpc_status.h"
 
 #include <algorithm>
 #include <string>

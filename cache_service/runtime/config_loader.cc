@@ -1,4 +1,4 @@
-#include "cache_service/server/config_loader.h"
+#include "cache_service/runtime/config_loader.h"
 
 #include <yaml-cpp/yaml.h>
 
@@ -11,7 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
-#include "cache_service/server/config_field.h"
+#include "cache_service/runtime/config_field.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
 

@@ -1,4 +1,4 @@
-#include "cache_service/server/config_loader.h"
+#include "cache_service/runtime/config_loader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

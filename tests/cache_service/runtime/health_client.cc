@@ -1,4 +1,4 @@
-#include "tests/cache_service/server/health_client.h"
+#include "tests/cache_service/runtime/health_client.h"
 
 #include <future>
 

@@ -1,4 +1,4 @@
-#include "cache_service/server/shutdown_signal.h"
+#include "cache_service/runtime/shutdown_signal.h"
 
 #include <pthread.h>
 

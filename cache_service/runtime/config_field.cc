@@ -1,4 +1,4 @@
-#include "cache_service/server/config_field.h"
+#include "cache_service/runtime/config_field.h"
 
 #include <cmath>
 #include <cstdint>
