@@ -1,7 +1,7 @@
 // Compares ways to sum float32 over processes on one machine: Gloo's generic
 // allreduce(), its AllreduceHalvingDoubling over synchronous pairs, and the
 // GlooCommunicator. Results are checked before a figure is printed.
-// Usage: heavywater-allreduce-bench [PROCESSES [REPEATS]]
+// Usage: heavywater-allreduce-bench [PROCESSES [REPEATS [nospin]]]
 #include <gloo/allreduce.h>
 #include <gloo/allreduce_halving_doubling.h>
 #include <gloo/math.h>
