@@ -85,7 +85,8 @@ class PageStore {
   // have stopped (StopWriter()).
   virtual absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) = 0;
 
-  // Copies whole rows into a reserved page. For ranks without the slab. Rows of
+  // Copies whole rows into a reserved page. For ranks without the slab: a rank
+  // does one or the other for all pages of a sequence. Rows of
   // a page arrive in ascending order, without gaps; rows below the rank's
   // watermark are FAILED_PRECONDITION.
   virtual absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes) = 0;

@@ -122,7 +122,7 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
     known.first = std::min(known.first, range.heads.first);
     known.count = end - known.first;
   }
-  if (direct) writers_.insert(range.rank);
+  if (direct && !streamers_.contains(range.rank)) writers_.insert(range.rank);
   stopped_.erase(range.rank);
   return reservation;
 }
@@ -179,12 +179,15 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
                                                       ", positions below ", Watermark(rank),
                                                       " are committed"));
   }
-  if (!entry->direct && first_row > entry->rows_written) {
+  if (first_row > entry->rows_written) {
     return absl::FailedPreconditionError(absl::StrCat(Describe(rows, page), ": row ", first_row,
                                                       " comes after row ", entry->rows_written,
                                                       ", which has not been written"));
   }
   std::memcpy(to, bytes.data(), bytes.size());
+  // It was offered the slab and could not map it, or did not want to.
+  streamers_.insert(rank);
+  writers_.erase(rank);
   entry->rows_written =
       std::max<int32_t>(entry->rows_written, first_row + static_cast<int>(rows.num_positions));
   return absl::OkStatus();
@@ -210,7 +213,7 @@ std::vector<SequencePages::Key> SequencePages::ReservedKeys(const PageRange& ran
 }
 
 absl::Status SequencePages::CheckWritten(Key key, const PageEntry& entry, int64_t tokens) const {
-  if (entry.direct) return absl::OkStatus();
+  if (entry.direct && !streamers_.contains(entry.rank)) return absl::OkStatus();
   const int64_t page_tokens = spec_.geometry.page_tokens;
   const int64_t want = std::min(page_tokens, tokens - PageOfKey(key) * page_tokens);
   if (entry.rows_written >= want) return absl::OkStatus();

@@ -22,7 +22,7 @@ struct PageEntry {
   uint32_t crc = 0;          // of the whole page, once sealed
   int32_t rows_written = 0;  // leading rows that came through Write()
   int16_t rank = 0;          // that fills it
-  bool direct = false;       // the rank fills it in the slab, rows_written is unknown
+  bool direct = false;       // the rank may fill it in the slab, past rows_written
   bool sealed = false;
 };
 
@@ -85,7 +85,8 @@ class SequencePages {
   Slab& slab_;
   absl::flat_hash_map<Key, PageEntry> pages_;
   absl::flat_hash_map<int, HeadRange> heads_;  // by rank, all that it ever reserved
-  absl::flat_hash_set<int> writers_;
+  absl::flat_hash_set<int> writers_;           // may be writing in the slab
+  absl::flat_hash_set<int> streamers_;         // have used Write(), so write nothing in the slab
   absl::flat_hash_set<int> stopped_;
 };
 

@@ -123,6 +123,15 @@ TEST_F(DirectRankTest, ARankThatHasStoppedLeavesNothingToWaitFor) {
   EXPECT_EQ(store_->Stats().used_bytes, 0);
 }
 
+TEST_F(DirectRankTest, ARankThatCouldNotMapTheSlabIsHeldToWhatItStreamed) {
+  const RowRange rows = {1, 0, 0, 0, 4};
+  ASSERT_TRUE(store_->Write(0, rows, TestRows(rows)).ok());
+  EXPECT_EQ(store_->Commit(1, 0, 4).code(), absl::StatusCode::kFailedPrecondition)
+      << "three pages of the four lack their rows";
+  ASSERT_TRUE(store_->Release(1).ok());
+  EXPECT_EQ(store_->Stats().used_bytes, 0) << "nobody writes in the slab";
+}
+
 TEST_F(DirectRankTest, NonsenseInAWatermarkOpensNothingBeyondTheSequence) {
   view_->Watermark(reservation_.watermark_offset)->store(int64_t{1} << 60);
   EXPECT_EQ(store_->Watermark(1, 0), 1000);

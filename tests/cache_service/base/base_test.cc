@@ -1,0 +1,123 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache_service/base/bfloat16.h"
+#include "cache_service/base/crc32c.h"
+#include "cache_service/base/executor.h"
+#include "cache_service/base/mutex.h"
+#include "cache_service/base/status.h"
+
+namespace heavywater {
+namespace {
+
+uint32_t Crc(const std::string& text, uint32_t crc = 0) {
+  return Crc32c(std::as_bytes(std::span<const char>(text)), crc);
+}
+
+TEST(Crc32cTest, EqualsThePublishedCheckValues) {
+  EXPECT_EQ(Crc(""), 0u);
+  EXPECT_EQ(Crc("123456789"), 0xe3069283u);
+  EXPECT_EQ(Crc(std::string(32, '\0')), 0x8a9136aau);  // RFC 3720, B.4
+  EXPECT_EQ(Crc(std::string(32, '\xff')), 0x62a8ab43u);
+}
+
+TEST(Crc32cTest, PartsExtendToTheWhole) {
+  const std::string text = "heavy water is a distributed H2O";
+  for (size_t cut = 0; cut <= text.size(); ++cut) {
+    EXPECT_EQ(Crc(text.substr(cut), Crc(text.substr(0, cut))), Crc(text)) << cut;
+  }
+}
+
+TEST(BFloat16Test, EveryValueSurvivesTheWayThroughFloat) {
+  for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    const float value = BFloat16ToFloat(static_cast<uint16_t>(bits));
+    if (std::isnan(value)) {
+      EXPECT_TRUE(std::isnan(BFloat16ToFloat(FloatToBFloat16(value)))) << bits;
+    } else {
+      EXPECT_EQ(FloatToBFloat16(value), bits);
+    }
+  }
+}
+
+TEST(BFloat16Test, RoundsToNearestAndTiesToEven) {
+  EXPECT_EQ(FloatToBFloat16(std::bit_cast<float>(0x3f808000u)), 0x3f80);  // tie, even below
+  EXPECT_EQ(FloatToBFloat16(std::bit_cast<float>(0x3f818000u)), 0x3f82);  // tie, even above
+  EXPECT_EQ(FloatToBFloat16(std::bit_cast<float>(0x3f808001u)), 0x3f81);
+  EXPECT_EQ(FloatToBFloat16(std::numeric_limits<float>::max()), 0x7f80) << "infinity";
+}
+
+TEST(ExecutorTest, AThreadRunsTasksInOrderAndTheRestBeforeItEnds) {
+  std::vector<int> order;
+  {
+    ThreadExecutor executor(/*max_queued=*/100);
+    for (int i = 0; i < 50; ++i) {
+      ASSERT_TRUE(executor.Schedule([&order, i] { order.push_back(i); }).ok());
+    }
+  }
+  ASSERT_EQ(order.size(), 50u);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+TEST(ExecutorTest, AFullQueueRefusesNamingItsBound) {
+  ManualExecutor executor(/*max_queued=*/2);
+  int runs = 0;
+  EXPECT_TRUE(executor.Schedule([&] { ++runs; }).ok());
+  EXPECT_TRUE(executor.Schedule([&] { ++runs; }).ok());
+  const absl::Status full = executor.Schedule([&] { ++runs; });
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(full.message().find("2 tasks"), absl::string_view::npos);
+  EXPECT_TRUE(executor.RunOne());
+  EXPECT_EQ(runs, 1);
+  executor.RunAll();
+  EXPECT_EQ(runs, 2);
+  EXPECT_FALSE(executor.RunOne());
+}
+
+TEST(MutexTest, WaitWithTimeoutTellsATimeoutFromASignal) {
+  Mutex mutex;
+  CondVar changed;
+  bool done = false;
+  {
+    MutexLock lock(&mutex);
+    EXPECT_TRUE(changed.WaitWithTimeout(&mutex, absl::Milliseconds(5)));
+  }
+  std::thread other([&] {
+    MutexLock lock(&mutex);
+    done = true;
+    changed.SignalAll();
+  });
+  {
+    MutexLock lock(&mutex);
+    while (!done) changed.Wait(&mutex);
+  }
+  other.join();
+  EXPECT_TRUE(done);
+}
+
+absl::StatusOr<int> Half(int value) {
+  if (value % 2 != 0) return absl::InvalidArgumentError("odd");
+  return value / 2;
+}
+
+absl::StatusOr<int> Quarter(int value) {
+  HW_ASSIGN_OR_RETURN(const int half, Half(value));
+  HW_RETURN_IF_ERROR(Half(half).status());
+  return half / 2;
+}
+
+TEST(StatusTest, TheMacrosReturnTheFirstError) {
+  EXPECT_EQ(*Quarter(8), 2);
+  EXPECT_EQ(Quarter(6).status().message(), "odd");
+  EXPECT_EQ(Quarter(3).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace heavywater
