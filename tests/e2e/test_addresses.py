@@ -11,8 +11,7 @@ def test_ranks_on_different_addresses_generate_the_expected_tokens(
     folder: Path, expected: list[dict[str, object]]
 ) -> None:
     per_rank = {
-        rank: {"comm_address": f"127.0.0.{rank + 2}", "listen_address": f"127.0.0.{rank + 2}:0"}
-        for rank in range(3)
+        rank: {"comm_address": f"127.0.0.{rank + 2}", "listen_address": f"127.0.0.{rank + 2}:0"} for rank in range(3)
     }
     prompt = expected[0]
     with cluster(folder, 3, worker={"kv_dtype": "fp32"}, per_rank=per_rank) as group:

@@ -14,9 +14,7 @@ LIMIT_BYTES = 48 << 20
 EXPLICIT = {"policy": "snapkv_h2o", "heavy_tokens": 128, "recent_tokens": 128}
 
 
-def test_snapkv_h2o_at_a_fifth_holds_at_most_a_quarter_of_the_full_cache(
-    folder: Path, long_prompt: list[int]
-) -> None:
+def test_snapkv_h2o_at_a_fifth_holds_at_most_a_quarter_of_the_full_cache(folder: Path, long_prompt: list[int]) -> None:
     policy = {"policy": "snapkv_h2o", "heavy_ratio": 0.1, "recent_ratio": 0.1, "min_budget_tokens": 1}
     with cluster(folder, 3) as group:
         layers = 30
@@ -46,9 +44,7 @@ def _repeat(tokens: list[int], count: int) -> list[int]:
     return (tokens * (count // len(tokens) + 1))[:count]
 
 
-def test_where_full_refuses_at_n_tokens_snapkv_h2o_finishes_four_n(
-    folder: Path, long_prompt: list[int]
-) -> None:
+def test_where_full_refuses_at_n_tokens_snapkv_h2o_finishes_four_n(folder: Path, long_prompt: list[int]) -> None:
     with cluster(folder, 1, worker={"device_memory_bytes": LIMIT_BYTES}) as group:
         tokens = 1024
         error = _refused(group, _repeat(long_prompt, tokens), 1, {"policy": "full"})

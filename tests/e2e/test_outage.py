@@ -70,9 +70,7 @@ def test_a_sequence_may_stop_where_host_pages_end(folder: Path, long_prompt: lis
         assert len(token_ids(group.generate(tokens=long_prompt[:16], max_new_tokens=4, ignore_eos=True))) == 4
 
 
-def test_sigterm_ends_every_process_with_code_0_even_with_an_open_stream(
-    folder: Path, long_prompt: list[int]
-) -> None:
+def test_sigterm_ends_every_process_with_code_0_even_with_an_open_stream(folder: Path, long_prompt: list[int]) -> None:
     request = generation_pb2.GenerateRequest(tokens=long_prompt[:64], max_new_tokens=4000, ignore_eos=True)
     with cluster(folder, 3, worker={"drain_ms": 1000}, cache={"drain_ms": 1000}) as group:
         stream = group.generation.Generate(request, timeout=300)

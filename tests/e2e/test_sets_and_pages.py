@@ -63,14 +63,14 @@ def _ranges(flat: list[int]) -> set[int]:
     return {p for first, last in zip(flat[::2], flat[1::2], strict=True) for p in range(first, last)}
 
 
-@pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+@pytest.fixture(scope="module", params=["slab", "stream"])
+def group(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Ranks that map the slab, and ranks that send their pages in chunks."""
     folder = tmp_path_factory.mktemp("sets")
     dumps = folder / "dumps"
     dumps.mkdir()
-    with cluster(
-        folder, SIZE, cache={"sequence_lease_ms": LEASE_MS}, worker={"dump_dir": dumps, "device_memory_bytes": 1 << 29}
-    ) as started:
+    worker = {"dump_dir": dumps, "device_memory_bytes": 1 << 29, "disable_slab": request.param == "stream"}
+    with cluster(folder, SIZE, cache={"sequence_lease_ms": LEASE_MS}, worker=worker) as started:
         yield started
 
 

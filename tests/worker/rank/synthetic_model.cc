@@ -71,7 +71,7 @@ absl::Status SyntheticModel::ComputeQkv(int layer, DeviceSpan<const float> hidde
   HW_CHECK(k.size() == static_cast<int64_t>(positions.size()) * kv_width);
   for (size_t i = 0; i < positions.size(); ++i) {
     const auto token = static_cast<int32_t>(hidden.device_address()[i * kHiddenSize]);
-    const SyntheticRow row = MakeSyntheticRow(shape_, seed_, layer, token, positions[i]);
+    const SyntheticRow row = rows_(layer, token, positions[i]);
     std::copy_n(row.q.begin() + first_query_head_ * shape_.head_dim, q_width,
                 q.device_address() + i * q_width);
     std::copy_n(row.k.begin() + shape_.first_kv_head * shape_.head_dim, kv_width,

@@ -1,12 +1,14 @@
-// A Model whose Q, K and V follow from a seed, the layer, the token and its
-// position alone: the same on every rank, in every batch, whatever attention
-// returned. It remembers what attention returned.
+// A Model whose Q, K and V follow from the layer, the token and its position
+// alone (made from a seed, or recorded): the same on every rank, in every batch,
+// whatever attention returned. It remembers what attention returned.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "worker/cache/kv_layout.h"
@@ -24,14 +26,16 @@ struct SyntheticRow {
 SyntheticRow MakeSyntheticRow(const KvShape& shape, uint64_t seed, int layer, int32_t token,
                               Position position);
 
+using RowSource = std::function<SyntheticRow(int layer, int32_t token, Position position)>;
+
 class SyntheticModel final : public Model {
  public:
   static constexpr int kHiddenSize = 4;  // the first element is the token
   static constexpr int kVocabSize = 8;
 
   // `shape`: this rank's; `first_query_head` counts over the model.
-  SyntheticModel(const KvShape& shape, int first_query_head, uint64_t seed)
-      : shape_(shape), first_query_head_(first_query_head), seed_(seed) {}
+  SyntheticModel(const KvShape& shape, int first_query_head, RowSource rows)
+      : shape_(shape), first_query_head_(first_query_head), rows_(std::move(rows)) {}
 
   int hidden_size() const override { return kHiddenSize; }
   int vocab_size() const override { return kVocabSize; }
@@ -52,7 +56,7 @@ class SyntheticModel final : public Model {
  private:
   const KvShape shape_;
   const int first_query_head_;
-  const uint64_t seed_;
+  const RowSource rows_;
   std::vector<Position> positions_;  // of the rows between ComputeQkv and FinishLayer
   std::map<std::tuple<int, int32_t, Position>, std::vector<float>> attention_;
 };

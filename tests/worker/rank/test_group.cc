@@ -51,7 +51,13 @@ std::vector<int32_t> TestTokens(int tag, int64_t count, int64_t first) {
   return tokens;
 }
 
-TestGroup::TestGroup(const TestGroupOptions& options) : options_(options) {
+TestGroup::TestGroup(const TestGroupOptions& options) : options_(options), rows_(options.rows) {
+  if (!rows_) {
+    rows_ = [shape = TestShape(options, 0), seed = options.seed](int layer, int32_t token,
+                                                                 Position position) {
+      return MakeSyntheticRow(shape, seed, layer, token, position);
+    };
+  }
   for (int rank = 0; rank < options.world_size; ++rank) {
     RankCacheOptions cache;
     cache.shape = TestShape(options, rank);
@@ -68,8 +74,8 @@ TestGroup::TestGroup(const TestGroupOptions& options) : options_(options) {
                                      options.tiers.empty() ? nullptr : options.tiers[rank]);
     HW_CHECK(created.ok());
     made.cache = *std::move(created);
-    made.model = std::make_unique<SyntheticModel>(cache.shape, rank * cache.shape.num_query_heads,
-                                                  options.seed);
+    made.model =
+        std::make_unique<SyntheticModel>(cache.shape, rank * cache.shape.num_query_heads, rows_);
     made.step = std::make_unique<DecodeStep>(*made.cache, *made.model);
   }
 }
@@ -193,10 +199,8 @@ std::vector<float> TestGroup::Attention(int layer, int32_t token, Position posit
 
 SyntheticRow TestGroup::Rows(int layer, const std::vector<int32_t>& tokens, Position first) const {
   SyntheticRow rows;
-  const KvShape shape = TestShape(options_, 0);
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const SyntheticRow row =
-        MakeSyntheticRow(shape, options_.seed, layer, tokens[i], first + static_cast<Position>(i));
+    const SyntheticRow row = rows_(layer, tokens[i], first + static_cast<Position>(i));
     rows.q.insert(rows.q.end(), row.q.begin(), row.q.end());
     rows.k.insert(rows.k.end(), row.k.begin(), row.k.end());
     rows.v.insert(rows.v.end(), row.v.begin(), row.v.end());

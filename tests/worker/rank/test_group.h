@@ -31,6 +31,7 @@ struct TestGroupOptions {
   int64_t reserve_ahead_tokens = 32;
   int64_t device_memory_bytes = 0;
   uint64_t seed = 1;
+  RowSource rows;                // of Q, K and V; none: made from the seed
   bool cpu_backend = false;      // or the reference
   std::vector<HostTier*> tiers;  // one for each rank, or none
 };
@@ -88,6 +89,7 @@ class TestGroup {
   absl::Status Sum(const std::function<DeviceSpan<int64_t>(int)>& buffer);
 
   const TestGroupOptions options_;
+  RowSource rows_;
   std::vector<Rank> ranks_;
   uint64_t next_step_ = 0;
 };
