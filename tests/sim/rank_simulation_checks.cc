@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/bfloat16.h"
 #include "tests/sim/rank_simulation.h"
+#include "worker/rank/plan_hash.h"
 
 namespace heavywater {
 namespace {
@@ -67,6 +68,11 @@ std::string RankSimulation::CheckRank(int rank, SequenceId id, const Sequence& s
     return absl::StrCat(stats.tokens_resident, " resident after a plan, budget is ",
                         budget.budget_tokens);
   }
+  PlanHash hash;
+  for (const ResidentSet& set : report.sets) {
+    for (Position p : set.positions) AddResident(set.layer, set.kv_head + 1, 0, p, hash);
+  }
+  if (report.hash != hash.positions) return "its plan hash is not that of its sets";
   if (report.scope == Scope::kLayer && report.hash != group_->cache(0).Report(id, false)->hash) {
     return "its plan hash is not rank 0's";
   }

@@ -200,7 +200,7 @@ absl::Status DecodeStep::Attend(int layer) {
 }
 
 absl::Status DecodeStep::Finish(ActiveItem& item) {
-  item.sequence->CommitAppend(item.spec.num_tokens);
+  item.sequence->CommitAppend(item.spec.num_tokens, item.slots);
   if (!item.plans()) return absl::OkStatus();
   return RunPlan(cache_, *item.sequence, item.gains, exchange_->buffer());
 }

@@ -21,4 +21,11 @@ void AddResident(int layer, int head, int slot, Position position, PlanHash& has
   hash.placement += HashTerm(layer, head, static_cast<uint64_t>(slot) + 1, position);
 }
 
+void RemoveResident(int layer, int head, int slot, Position position, PlanHash& hash) {
+  PlanHash resident;
+  AddResident(layer, head, slot, position, resident);
+  hash.positions -= resident.positions;
+  hash.placement -= resident.placement;
+}
+
 }  // namespace heavywater

@@ -18,8 +18,9 @@ struct PlanHash {
   bool operator==(const PlanHash&) const = default;
 };
 
-// Adds one resident. `head`: KV head over the model plus one, or 0 when all
-// heads share the set.
+// Adds or takes away one resident. `head`: KV head over the model plus one, or 0
+// when all heads share the set.
 void AddResident(int layer, int head, int slot, Position position, PlanHash& hash);
+void RemoveResident(int layer, int head, int slot, Position position, PlanHash& hash);
 
 }  // namespace heavywater

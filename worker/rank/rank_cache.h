@@ -87,7 +87,6 @@ class RankCache {
   Stream& stream() { return stream_; }
   Workspace& workspace() { return *workspace_; }
   float attention_scale() const;
-  HostTier* tier() { return tier_; }
 
  private:
   RankCache(const RankCacheOptions& options, Backend& backend, HostTier* tier);

@@ -63,7 +63,7 @@ absl::Status SequenceCache::AddPromptLayer(const LayerView& whole, std::span<con
     layer.table(set).Assign(kept.subspan(set * kept_per_set, kept_per_set));
   }
   layers_.push_back(std::move(layer));
-  AddLayerHash(static_cast<int>(layers_.size()) - 1, hash_);
+  AddLayerHash(static_cast<int>(layers_.size()) - 1);
   return absl::OkStatus();
 }
 
@@ -100,7 +100,16 @@ void SequenceCache::TakeSlots(int layer, int64_t num_tokens, std::vector<int32_t
   }
 }
 
-void SequenceCache::CommitAppend(int64_t num_tokens) {
+void SequenceCache::CommitAppend(int64_t num_tokens, std::span<const int32_t> slots) {
+  auto slot = slots.begin();
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+    for (int set = 0; set < sets_.own_sets; ++set) {
+      for (int64_t i = 0; i < num_tokens; ++i, ++slot) {
+        AddResident(layer, ModelHead(set) + 1, *slot, static_cast<Position>(tokens_seen_ + i),
+                    hash_);
+      }
+    }
+  }
   tokens_seen_ += num_tokens;
   queries_since_plan_ += num_tokens;
   host_pages_.Publish(tokens_seen_);
@@ -131,6 +140,10 @@ absl::Status SequenceCache::ReleaseVictims(int layer, int set, std::span<const u
   if (victims.empty()) return absl::OkStatus();
   HW_RETURN_IF_ERROR(
       memory_.backend().ReleaseSlots(rank_.shape, View(layer), set, victims, stream_));
+  const std::span<const Position> positions = layers_[layer].table(set).positions();
+  for (int32_t slot : victims) {
+    RemoveResident(layer, ModelHead(set) + 1, slot, positions[slot], hash_);
+  }
   layers_[layer].table(set).Release(victims);
   return absl::OkStatus();
 }
@@ -138,10 +151,7 @@ absl::Status SequenceCache::ReleaseVictims(int layer, int set, std::span<const u
 absl::Status SequenceCache::FinishPlan() {
   ++plans_;
   queries_since_plan_ = 0;
-  HW_RETURN_IF_ERROR(ShrinkToPlannedCapacity());
-  hash_ = PlanHash();
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) AddLayerHash(layer, hash_);
-  return absl::OkStatus();
+  return ShrinkToPlannedCapacity();
 }
 
 absl::Status SequenceCache::EnsureCapacity(int64_t slots) {
@@ -169,6 +179,8 @@ absl::Status SequenceCache::ShrinkToPlannedCapacity() {
   for (LayerStorage& layer : layers_) {
     HW_RETURN_IF_ERROR(layer.Shrink(rank_.shape, planned_capacity_, memory_, stream_));
   }
+  hash_ = PlanHash();  // some residents have moved
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) AddLayerHash(layer);
   return absl::OkStatus();
 }
 

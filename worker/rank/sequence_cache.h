@@ -36,7 +36,7 @@ class SequenceCache {
   const Budget& budget() const { return budget_; }
   const SetLayout& sets() const { return sets_; }
   HostPages& host_pages() { return host_pages_; }
-  const PlanHash& hash() const { return hash_; }
+  const PlanHash& hash() const { return hash_; }  // of the residents now
   int64_t tokens_seen() const { return tokens_seen_; }
   int64_t used() const { return layers_[0].used(); }
   int64_t capacity() const { return layers_[0].capacity(); }
@@ -65,11 +65,12 @@ class SequenceCache {
   absl::Status PrepareAppend(Position first_position, int64_t num_tokens);
   // Slots of one layer for the prepared tokens, [num_sets][num_tokens].
   void TakeSlots(int layer, int64_t num_tokens, std::vector<int32_t>& slots);
-  // All layers have their rows: the tokens count as seen.
-  void CommitAppend(int64_t num_tokens);
+  // All layers have their rows, in `slots` [num_layers][num_sets][num_tokens]: the
+  // tokens count as seen.
+  void CommitAppend(int64_t num_tokens, std::span<const int32_t> slots);
   // Or the other way: as before PrepareAppend(), except that gains since the
-  // last plan are lost. `slots`: of all layers that took some, in order;
-  // `used_before`: used() before they did.
+  // last plan are lost. `slots`: of the layers that took some; `used_before`:
+  // used() before they did.
   absl::Status UndoAppend(int64_t num_tokens, int64_t used_before, std::span<const int32_t> slots);
 
   // Frees the slots of one set that `kept` [used] does not mark.
@@ -99,7 +100,7 @@ class SequenceCache {
   int64_t LargestDropped(std::span<const PositionRange> unbacked) const;
   int64_t device_bytes() const;
   int64_t planned_bytes() const;
-  void AddLayerHash(int layer, PlanHash& hash) const;
+  void AddLayerHash(int layer);
   int ModelHead(int set) const;  // -1: all heads share the set
 
   const RankCacheOptions rank_;
@@ -119,7 +120,7 @@ class SequenceCache {
   int64_t tokens_seen_ = 0;
   int64_t queries_since_plan_ = 0;
   int64_t plans_ = 0;
-  PlanHash hash_;  // after the last plan
+  PlanHash hash_;
   int64_t peak_bytes_ = 0;
   int64_t peak_bytes_after_prompt_ = 0;
 };

@@ -29,12 +29,12 @@ int SequenceCache::ModelHead(int set) const {
   return options_.policy.scope == Scope::kLayer ? -1 : rank_.shape.first_kv_head + set;
 }
 
-void SequenceCache::AddLayerHash(int layer, PlanHash& hash) const {
+void SequenceCache::AddLayerHash(int layer) {
   for (int set = 0; set < sets_.own_sets; ++set) {
     const std::span<const Position> positions = table(layer, set).positions();
     for (size_t slot = 0; slot < positions.size(); ++slot) {
       if (positions[slot] == kNoPosition) continue;
-      AddResident(layer, ModelHead(set) + 1, static_cast<int>(slot), positions[slot], hash);
+      AddResident(layer, ModelHead(set) + 1, static_cast<int>(slot), positions[slot], hash_);
     }
   }
 }
