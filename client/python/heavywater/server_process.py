@@ -41,6 +41,8 @@ class ServerProcess:
         setpriv = shutil.which("setpriv")
         if setpriv is not None:
             command = [setpriv, "--pdeathsig", "KILL", "--", *command]
+        # OpenMP threads that spin while they wait starve the other ranks of the machine.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
@@ -48,6 +50,7 @@ class ServerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                env=environment,
             )
 
     @property
