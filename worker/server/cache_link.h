@@ -23,14 +23,14 @@
 namespace heavywater {
 
 struct CacheLinkOptions {
-  std::string cache_address;
+  std::string cache_address = {};
   std::string group = "default";
   int rank = 0;
   int size = 1;
-  std::string instance;            // unique per process
-  std::string advertised_address;  // of this rank
-  v1::Fingerprint fingerprint;
-  std::string config_digest;  // hash and text of what must be equal on all ranks
+  std::string instance = {};            // unique per process
+  std::string advertised_address = {};  // of this rank
+  v1::Fingerprint fingerprint = {};
+  std::string config_digest = {};  // hash and text of what must be equal on all ranks
   absl::Duration join_timeout = absl::Seconds(30);  // of one try
 };
 

@@ -20,6 +20,7 @@ class RankZero {
 
   GenerationEngine& engine() { return engine_; }
   Scheduler& scheduler() { return scheduler_; }
+  size_t num_queued() const { return queue_.size(); }
   // New requests are UNAVAILABLE from now on.
   void Refuse() { queue_.Close(absl::UnavailableError("the worker is draining")); }
 

@@ -49,7 +49,7 @@ absl::Status Scheduler::RunOnce() {
   queue_.FinishCancelled();
   HW_RETURN_IF_ERROR(CloseCancelled());
   HW_RETURN_IF_ERROR(Admit());
-  HW_ASSIGN_OR_RETURN(const bool prompted, RunPromptChunk());
+  HW_ASSIGN_OR_RETURN(const bool prompted, RunPrompts());
   HW_ASSIGN_OR_RETURN(const bool decoded, RunDecode());
   metrics_.SetSequences(static_cast<int64_t>(queue_.size()), num_running_);
   if (prompted || decoded) return absl::OkStatus();
@@ -140,24 +140,34 @@ SequenceRun* Scheduler::NextPrompt() {
   return nullptr;
 }
 
-absl::StatusOr<bool> Scheduler::RunPromptChunk() {
-  SequenceRun* run = NextPrompt();
-  if (run == nullptr) return false;
+// As many chunks as fit between two decode steps, at least one.
+absl::StatusOr<bool> Scheduler::RunPrompts() {
+  const absl::Time start = absl::Now();
+  bool any = false;
+  absl::Duration longest;
+  do {
+    SequenceRun* run = NextPrompt();
+    if (run == nullptr) return any;
+    const absl::Time chunk_start = absl::Now();
+    HW_RETURN_IF_ERROR(RunPromptChunk(*run));
+    any = true;
+    longest = std::max(longest, absl::Now() - chunk_start);
+  } while (absl::Now() + longest - start <= options_.max_stall);
+  return any;
+}
+
+absl::Status Scheduler::RunPromptChunk(SequenceRun& run) {
   v1::GroupCommand command;
-  *command.mutable_prompt_layer() = run->NextChunk();
+  *command.mutable_prompt_layer() = run.NextChunk();
   const absl::Time start = absl::Now();
   HW_ASSIGN_OR_RETURN(const CommandResult result, Execute(command));
   const absl::Duration took = absl::Now() - start;
   metrics_.ObserveStep("prompt", took);
-  if (!result.status.ok()) {
-    HW_RETURN_IF_ERROR(End(*run, result.status));
-    return true;
-  }
+  if (!result.status.ok()) return End(run, result.status);
   const RankCacheOptions& cache = runner_.cache().options();
-  const int64_t left = run->request().sequence.prompt_tokens - command.prompt_layer().first_token();
-  run->ChunkDone(std::min<int64_t>(left, cache.max_step_tokens), cache.shape.num_layers, took);
-  if (run->prompt_done()) HW_RETURN_IF_ERROR(StartDecode(*run, result.logits.front()));
-  return true;
+  const int64_t left = run.request().sequence.prompt_tokens - command.prompt_layer().first_token();
+  run.ChunkDone(std::min<int64_t>(left, cache.max_step_tokens), cache.shape.num_layers, took);
+  return run.prompt_done() ? StartDecode(run, result.logits.front()) : absl::OkStatus();
 }
 
 absl::Status Scheduler::StartDecode(SequenceRun& run, std::span<const float> logits) {

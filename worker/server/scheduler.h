@@ -22,7 +22,8 @@ namespace heavywater {
 struct SchedulerOptions {
   int max_batch = 64;
   int report_interval_plans = 16;
-  int figures_interval_steps = 8;  // between sums over ranks for live figures
+  int figures_interval_steps = 8;                     // between sums over ranks for live figures
+  absl::Duration max_stall = absl::Milliseconds(50);  // of decode, by prompts
   absl::Duration comm_timeout = absl::Seconds(30);
 };
 
@@ -36,7 +37,7 @@ class Scheduler {
   // tells the other ranks. An error: the group has failed; every request ends
   // with UNAVAILABLE.
   absl::Status Run();
-  // One round: at most one prompt chunk and one decode step. Tests drive it.
+  // One round: some prompt chunks and at most one decode step. Tests drive it.
   absl::Status RunOnce();
 
   // Any thread.
@@ -51,7 +52,8 @@ class Scheduler {
   absl::Status Admit();
   bool FitsNow(const Generation& generation) const;
   absl::Status Open(const std::shared_ptr<Generation>& generation);
-  absl::StatusOr<bool> RunPromptChunk();
+  absl::StatusOr<bool> RunPrompts();
+  absl::Status RunPromptChunk(SequenceRun& run);
   SequenceRun* NextPrompt();
   absl::Status StartDecode(SequenceRun& run, std::span<const float> logits);
   absl::StatusOr<bool> RunDecode();

@@ -28,6 +28,8 @@ class SequenceClient {
   void Release(SequenceId sequence, bool discard);
 
  private:
+  absl::StatusOr<SequenceId> OpenOnce(const GenerationRequest& request, int64_t prompt_tokens);
+
   CacheLink* const link_;
   const std::unique_ptr<v1::SequenceService::Stub> stub_;
   std::atomic<uint64_t> counter_ = 0;
