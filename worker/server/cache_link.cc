@@ -26,10 +26,16 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
 }
 
 bool WorthAnotherTry(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsAborted(status);
+  return ServiceIsAway(status) || absl::IsAborted(status);
 }
 
 }  // namespace
+
+// CANCELLED: a service that stops ends its calls so.
+bool ServiceIsAway(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsCancelled(status);
+}
 
 CacheLink::CacheLink(CacheLinkOptions options)
     : options_(std::move(options)),
@@ -160,7 +166,7 @@ bool CacheLink::up() const {
 
 void CacheLink::Note(const absl::Status& status) {
   MutexLock lock(&mutex_);
-  up_ = !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status);
+  up_ = !ServiceIsAway(status);
 }
 
 void CacheLink::AddSequence(SequenceId sequence) {

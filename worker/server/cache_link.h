@@ -22,6 +22,9 @@
 
 namespace heavywater {
 
+// How a call ends when the service is away: down, stopping, or too slow.
+bool ServiceIsAway(const absl::Status& status);
+
 struct CacheLinkOptions {
   std::string cache_address = {};
   std::string group = "default";
@@ -54,8 +57,7 @@ class CacheLink {
   std::vector<std::string> addresses() const;  // by rank
   // The last call to the service was answered.
   bool up() const;
-  // Every caller of the service says how its call ended: UNAVAILABLE and
-  // DEADLINE_EXCEEDED mean that it is away.
+  // Every caller of the service says how its call ended.
   void Note(const absl::Status& status);
 
   // Sequences that heartbeats list: their leases are renewed, and the service

@@ -166,12 +166,11 @@ void RemoteHostTier::Push(Entry& entry) {
 void RemoteHostTier::NoteFailure(Entry& entry, const absl::Status& status) {
   entry.refused = status;
   entry.next_try = absl::Now() + kRetry;
-  // A stale epoch is put right by the link, which joins again.
-  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsAborted(status) ||
-      absl::IsResourceExhausted(status)) {
-    return;
+  // All else may pass: an outage, a full tier, a stale epoch (the link joins anew).
+  if (absl::IsNotFound(status) || absl::IsFailedPrecondition(status) ||
+      absl::IsInvalidArgument(status) || absl::IsDataLoss(status)) {
+    MakeOrphan(entry, status.ToString());
   }
-  MakeOrphan(entry, status.ToString());
 }
 
 void RemoteHostTier::NoteUnknown(SequenceId sequence) {

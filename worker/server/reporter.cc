@@ -22,11 +22,11 @@ void LogRefused(const v1::PlanReport& report, const absl::Status& status) {
 constexpr int64_t kMaxBatchBytes = 1 << 20;
 constexpr absl::Duration kTimeout = absl::Seconds(3);
 
-// The service may take the same report later: after an outage, or once the
-// ranks have joined it anew (it does not know the group, or another epoch).
-bool WorthAnotherTry(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-         absl::IsAborted(status) || absl::IsNotFound(status);
+// The service will never take it. All else may pass: an outage, a restart (it
+// does not know the group), another epoch until the ranks have joined anew.
+bool IsRefused(const absl::Status& status) {
+  return absl::IsInvalidArgument(status) || absl::IsOutOfRange(status) ||
+         absl::IsPermissionDenied(status) || absl::IsUnimplemented(status);
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ absl::Status Reporter::SendSome() {
   }
   if (batch.empty()) return absl::OkStatus();
   const absl::Status status = Send(batch);
-  if (WorthAnotherTry(status)) return status;
+  if (!status.ok() && !IsRefused(status)) return status;
   if (!status.ok() && batch.size() > 1) {
     SendOneByOne(batch);
     return absl::OkStatus();
@@ -116,7 +116,7 @@ absl::Status Reporter::SendSome() {
 void Reporter::SendOneByOne(const std::vector<v1::PlanReport>& reports) {
   for (const v1::PlanReport& report : reports) {
     const absl::Status status = Send({report});
-    if (WorthAnotherTry(status)) return;
+    if (!status.ok() && !IsRefused(status)) return;
     if (!status.ok()) LogRefused(report, status);
     MutexLock lock(&mutex_);
     queue_.Pop(1, /*dropped=*/!status.ok());

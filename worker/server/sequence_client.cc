@@ -16,8 +16,8 @@ constexpr absl::Duration kTimeout = absl::Seconds(2);
 
 // To a client of generation all of these mean: later.
 absl::Status AsUnavailable(const absl::Status& status) {
-  if (!absl::IsDeadlineExceeded(status) && !absl::IsAborted(status) &&
-      !absl::IsUnavailable(status)) {
+  // NOT_FOUND: a restarted service, which does not know the group yet.
+  if (!ServiceIsAway(status) && !absl::IsAborted(status) && !absl::IsNotFound(status)) {
     return status;
   }
   return absl::UnavailableError(
