@@ -33,7 +33,7 @@ class Totals:
         log_p = log_softmax(logits)
         log_full = log_softmax(full)
         self.nll -= float(log_p[target])
-        self.kl += float(np.dot(np.exp(log_full), log_full - log_p))
+        self.kl += float((np.exp(log_full) * (log_full - log_p)).sum())
         self.agreed += int(logits.argmax() == full.argmax())
         self.positions += 1
 
