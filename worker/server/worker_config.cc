@@ -42,6 +42,7 @@ absl::Status CheckNumbers(const v1::WorkerConfig& config) {
   // A step's rows share the workspace of a prompt's chunk.
   HW_RETURN_IF_ERROR(CheckRange("max_batch", config.max_batch(), 1, config.prompt_chunk_tokens()));
   HW_RETURN_IF_ERROR(CheckRange("max_queued", config.max_queued(), 1, 1 << 20));
+  HW_RETURN_IF_ERROR(CheckRange("max_stall_ms", config.max_stall_ms(), 0, kDay));
   HW_RETURN_IF_ERROR(
       CheckRange("report_interval_plans", config.report_interval_plans(), 1, 1 << 30));
   return CheckRange("drain_ms", config.drain_ms(), 0, kDay);
@@ -67,6 +68,7 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_on_host_full("stop");
   config.set_max_batch(64);
   config.set_max_queued(256);
+  config.set_max_stall_ms(50);
   config.set_report_interval_plans(16);
   config.set_drain_ms(5000);
   config.set_log_level("info");

@@ -185,7 +185,8 @@ TEST_F(SchedulerTest, EndsAtTheEndOfTurnUnlessTold) {
 }
 
 TEST_F(SchedulerTest, ACancelledSequenceFreesItsMemoryAndLeavesOthersAlone) {
-  ServerTestGroup group(model_, 1);
+  // One chunk of a prompt in each round.
+  ServerTestGroup group(model_, 1, [](v1::WorkerConfig& config) { config.set_max_stall_ms(0); });
   RankCache& cache = group.worker(0).runner().cache();
   const int64_t before = cache.memory().reserved_bytes();
   const auto kept = group.engine().Start(Bounded(SomeTokens(20, 1), 30));

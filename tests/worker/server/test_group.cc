@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "worker/model/sampler.h"
 #include "worker/server/follower.h"
+#include "worker/server/policy_proto.h"
 
 namespace heavywater {
 
@@ -54,8 +55,8 @@ void ServerTestGroup::Create(const v1::WorkerConfig& config, Communicator* commu
   ASSERT_TRUE(worker.ok()) << worker.status();
   rank.worker = *std::move(worker);
   if (config.rank() != 0) return;
-  rank.zero = std::make_unique<RankZero>(config, rank.facts, OnHostFull::kStop, *rank.worker,
-                                         *rank.metrics);
+  rank.zero = std::make_unique<RankZero>(
+      config, rank.facts, *ParseOnHostFull(config.on_host_full()), *rank.worker, *rank.metrics);
 }
 
 ServerTestGroup::~ServerTestGroup() {

@@ -40,6 +40,7 @@ class ServerTestGroup {
   void Start();
   GenerationEngine& engine() { return ranks_[0]->zero->engine(); }
   Scheduler& scheduler() { return ranks_[0]->zero->scheduler(); }
+  size_t num_queued() const { return ranks_[0]->zero->num_queued(); }
   Worker& worker(int rank) { return *ranks_[static_cast<size_t>(rank)]->worker; }
   const ModelFacts& facts() const { return ranks_[0]->facts; }
   // Of one rank's loop, once it has ended.
