@@ -40,9 +40,9 @@ struct Method {
 
 std::shared_ptr<gloo::rendezvous::Context> Connect(const GlooOptions& options,
                                                    RendezvousStore& store) {
-  auto context = ConnectGloo(options, store);
-  HW_CHECK(context.ok());
-  return *context;
+  auto connection = ConnectGloo(options, store);
+  HW_CHECK(connection.ok());
+  return connection->context;
 }
 
 Sum PrepareGeneric(const GlooOptions& options, RendezvousStore& store, std::vector<float>& data) {

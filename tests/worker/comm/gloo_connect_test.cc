@@ -1,7 +1,9 @@
 // How Gloo groups form: addresses, disagreement, ranks that never come.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <string>
 #include <vector>
@@ -35,6 +37,19 @@ TEST(GlooConnectTest, RanksOnDifferentAddressesFormAGroup) {
     return status;
   });
   EXPECT_THAT(statuses, Each(absl::OkStatus()));
+}
+
+TEST(GlooConnectTest, RanksOnAnIPv6AddressFormAGroup) {
+  const int fd = socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  const bool usable = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  close(fd);
+  if (!usable) GTEST_SKIP() << "this machine has no IPv6 loopback address";
+  EXPECT_THAT(TryToConnect({{.rank = 0, .size = 2, .listen_address = "::1"},
+                            {.rank = 1, .size = 2, .listen_address = "::1"}}),
+              Each(absl::OkStatus()));
 }
 
 TEST(GlooConnectTest, AnInterfaceTakesThePlaceOfAnAddress) {

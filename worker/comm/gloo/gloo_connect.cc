@@ -1,5 +1,6 @@
 #include "worker/comm/gloo/gloo_connect.h"
 
+#include <gloo/transport/tcp/address.h>
 #include <gloo/transport/tcp/device.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <csignal>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -89,22 +91,37 @@ std::shared_ptr<gloo::transport::Device> CreateDevice(const GlooOptions& options
   return gloo::transport::tcp::CreateDevice(attr);
 }
 
+// Where `rank` listened for `peer`: under its number a rank publishes one address
+// per peer, in rank order. Throws as Gloo does when that is not so.
+sockaddr_storage ListenAddress(GlooStore& store, int rank, int peer, int size) {
+  const std::vector<char>& all = store.Seen(absl::StrCat(rank));
+  const size_t bytes = all.size() / (size - 1);
+  const auto begin = all.begin() + bytes * (peer < rank ? peer : peer - 1);
+  return gloo::transport::tcp::Address(std::vector<char>(begin, begin + bytes)).getSockaddr();
+}
+
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> ConnectGloo(const GlooOptions& options,
-                                                                       RendezvousStore& store) {
+absl::StatusOr<GlooConnection> ConnectGloo(const GlooOptions& options, RendezvousStore& store) {
   HW_RETURN_IF_ERROR(CheckOptions(options));
-  auto context = std::make_shared<gloo::rendezvous::Context>(options.rank, options.size);
-  if (options.size == 1) return context;
+  GlooConnection connection{std::make_shared<gloo::rendezvous::Context>(options.rank, options.size),
+                            std::vector<PairAddresses>(options.size)};
+  if (options.size == 1) return connection;
   if (options.interface.empty()) HW_RETURN_IF_ERROR(CheckAddress(options.listen_address));
   IgnoreSigpipe();
   const absl::Time deadline = absl::Now() + options.timeout;
   HW_RETURN_IF_ERROR(CheckSizes(options, store, deadline));
   GlooStore gloo_store(store, absl::StrCat(options.key_prefix, "/gloo/"), deadline);
   try {
-    context->setTimeout(absl::ToChronoMilliseconds(options.timeout) / kGlooConnectTimeouts);
+    connection.context->setTimeout(absl::ToChronoMilliseconds(options.timeout) /
+                                   kGlooConnectTimeouts);
     std::shared_ptr<gloo::transport::Device> device = CreateDevice(options);
-    context->connectFullMesh(gloo_store, device);
+    connection.context->connectFullMesh(gloo_store, device);
+    for (int peer = 0; peer < options.size; ++peer) {
+      if (peer == options.rank) continue;
+      connection.pairs[peer] = {ListenAddress(gloo_store, options.rank, peer, options.size),
+                                ListenAddress(gloo_store, peer, options.rank, options.size)};
+    }
   } catch (const std::exception& error) {
     if (!gloo_store.status().ok()) return gloo_store.status();
     return StatusFromGloo(
@@ -112,7 +129,7 @@ absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> ConnectGloo(const Glo
                      options.interface.empty() ? options.listen_address : options.interface),
         error);
   }
-  return context;
+  return connection;
 }
 
 absl::Status StatusFromGloo(absl::string_view doing, const std::exception& error) {

@@ -26,15 +26,15 @@ GlooMesh::GlooMesh(std::shared_ptr<gloo::rendezvous::Context> context)
 
 absl::StatusOr<std::unique_ptr<GlooMesh>> GlooMesh::Connect(const GlooOptions& options,
                                                             RendezvousStore& store) {
-  HW_ASSIGN_OR_RETURN(auto context, ConnectGloo(options, store));
-  std::unique_ptr<GlooMesh> mesh(new GlooMesh(std::move(context)));
+  HW_ASSIGN_OR_RETURN(const GlooConnection connection, ConnectGloo(options, store));
+  std::unique_ptr<GlooMesh> mesh(new GlooMesh(connection.context));
   for (int peer = 0; peer < mesh->size(); ++peer) {
-    HW_RETURN_IF_ERROR(mesh->OpenPeer(peer, options.timeout));
+    HW_RETURN_IF_ERROR(mesh->OpenPeer(peer, connection.pairs[peer], options.timeout));
   }
   return mesh;
 }
 
-absl::Status GlooMesh::OpenPeer(int peer, absl::Duration timeout) {
+absl::Status GlooMesh::OpenPeer(int peer, const PairAddresses& addresses, absl::Duration timeout) {
   if (peer == rank()) {
     sockets_.AddNone();
     return absl::OkStatus();
@@ -49,7 +49,7 @@ absl::Status GlooMesh::OpenPeer(int peer, absl::Duration timeout) {
     state.incoming.resize(kMaxMessageBytes);
     state.out = pair->createSendBuffer(kSlot, outgoing_.data(), outgoing_.size());
     state.in = pair->createRecvBuffer(kSlot, state.incoming.data(), state.incoming.size());
-    return sockets_.Add(pair->address(), timeout / kStallDivisor);
+    return sockets_.Add(addresses, timeout / kStallDivisor);
   } catch (const std::exception& error) {
     return StatusFromGloo(absl::StrCat("could not connect to rank ", peer), error);
   }

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/gloo/gloo_connect.h"
 #include "worker/comm/gloo/peer_sockets.h"
 
 namespace heavywater {
@@ -61,7 +62,7 @@ class GlooMesh {
   };
 
   explicit GlooMesh(std::shared_ptr<gloo::rendezvous::Context> context);
-  absl::Status OpenPeer(int peer, absl::Duration timeout);
+  absl::Status OpenPeer(int peer, const PairAddresses& addresses, absl::Duration timeout);
 
   const std::shared_ptr<gloo::rendezvous::Context> context_;
   PeerSockets sockets_;

@@ -18,13 +18,14 @@ void GlooStore::Fail(absl::Status status) {
 void GlooStore::set(const std::string& key, const std::vector<char>& data) {
   absl::Status put = store_.Put(absl::StrCat(key_prefix_, key), {data.begin(), data.end()});
   if (!put.ok()) Fail(std::move(put));
+  seen_[key] = data;
 }
 
 std::vector<char> GlooStore::get(const std::string& key) {
   const absl::Duration left = std::max(deadline_ - absl::Now(), absl::ZeroDuration());
   absl::StatusOr<std::string> value = store_.Wait(absl::StrCat(key_prefix_, key), left);
   if (!value.ok()) Fail(value.status());
-  return {value->begin(), value->end()};
+  return seen_[key] = {value->begin(), value->end()};
 }
 
 void GlooStore::wait(const std::vector<std::string>& keys) {

@@ -4,6 +4,7 @@
 #include <gloo/rendezvous/store.h>
 
 #include <chrono>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ class GlooStore final : public gloo::rendezvous::Store {
             const std::chrono::milliseconds& timeout) override;
 
   const absl::Status& status() const { return status_; }
+  // What was last set or got under this key; empty when nothing was.
+  const std::vector<char>& Seen(const std::string& key) { return seen_[key]; }
 
  private:
   [[noreturn]] void Fail(absl::Status status);
@@ -35,6 +38,7 @@ class GlooStore final : public gloo::rendezvous::Store {
   const std::string key_prefix_;
   const absl::Time deadline_;
   absl::Status status_;
+  std::map<std::string, std::vector<char>> seen_;
 };
 
 }  // namespace heavywater

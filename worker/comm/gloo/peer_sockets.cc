@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <gloo/transport/tcp/address.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -51,13 +50,32 @@ bool SameAddress(const sockaddr_storage& a, const sockaddr_storage& b) {
          std::memcmp(&a6.sin6_addr, &b6.sin6_addr, sizeof(a6.sin6_addr)) == 0;
 }
 
-bool IsConnectedFrom(int fd, const sockaddr_storage& local) {
-  sockaddr_storage address{};
-  socklen_t length = sizeof(address);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return false;
-  if (!SameAddress(address, local)) return false;
-  length = sizeof(address);
-  return getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
+// Gloo's rule: of two addresses the higher one's rank connects. Addresses compare
+// bytewise, ports as the integers that their network bytes make here.
+bool Connects(const sockaddr_storage& mine, const sockaddr_storage& theirs) {
+  if (mine.ss_family == AF_INET) {
+    const auto& a = reinterpret_cast<const sockaddr_in&>(mine);
+    const auto& b = reinterpret_cast<const sockaddr_in&>(theirs);
+    const int order = std::memcmp(&a.sin_addr, &b.sin_addr, sizeof(a.sin_addr));
+    return order != 0 ? order > 0 : a.sin_port > b.sin_port;
+  }
+  const auto& a = reinterpret_cast<const sockaddr_in6&>(mine);
+  const auto& b = reinterpret_cast<const sockaddr_in6&>(theirs);
+  const int order = std::memcmp(&a.sin6_addr, &b.sin6_addr, sizeof(a.sin6_addr));
+  return order != 0 ? order > 0 : a.sin6_port > b.sin6_port;
+}
+
+// A connection is known by the address that accepted it. The connecting end's
+// says nothing: the kernel gives one port to connections with different far ends.
+bool IsSocketOf(int fd, const PairAddresses& pair) {
+  sockaddr_storage local{};
+  sockaddr_storage remote{};
+  socklen_t length = sizeof(local);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&local), &length) != 0) return false;
+  length = sizeof(remote);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&remote), &length) != 0) return false;
+  return Connects(pair.mine, pair.theirs) ? SameAddress(remote, pair.theirs)
+                                          : SameAddress(local, pair.mine);
 }
 
 std::vector<int> OpenDescriptors() {
@@ -124,16 +142,15 @@ PeerSockets::~PeerSockets() {
   }
 }
 
-absl::Status PeerSockets::Add(const gloo::transport::Address& local, absl::Duration timeout) {
-  const auto* tcp = dynamic_cast<const gloo::transport::tcp::Address*>(&local);
-  if (tcp == nullptr) return absl::InternalError("a pair of Gloo's has no TCP address");
+absl::Status PeerSockets::Add(const PairAddresses& pair, absl::Duration timeout) {
   std::vector<int> found;
   for (const int fd : OpenDescriptors()) {
-    if (IsConnectedFrom(fd, tcp->getSockaddr())) found.push_back(fd);
+    if (IsSocketOf(fd, pair)) found.push_back(fd);
   }
   if (found.size() != 1) {
-    return absl::InternalError(
-        absl::StrCat("found ", found.size(), " sockets connected from ", local.str(), ", want 1"));
+    return absl::InternalError(absl::StrCat("found ", found.size(),
+                                            " sockets of the pair with rank ", fds_.size(),
+                                            " among the process's descriptors, want 1"));
   }
   HW_RETURN_IF_ERROR(Configure(found[0], timeout));
   const int duplicate = fcntl(found[0], F_DUPFD_CLOEXEC, 0);

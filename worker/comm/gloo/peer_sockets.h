@@ -4,14 +4,13 @@
 // than the awaited one has died. The sockets can.
 #pragma once
 
-#include <gloo/transport/address.h>
-
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "worker/comm/gloo/gloo_connect.h"
 
 namespace heavywater {
 
@@ -27,11 +26,11 @@ class PeerSockets {
     return *this;
   }
 
-  // Finds the connected socket with this local address among the process's
-  // descriptors and adds it as the next peer's. Sets it to give up sends and
-  // receives after `timeout`, to notice a silent machine, and to stay in this
-  // process. INTERNAL when there is not exactly one such socket.
-  absl::Status Add(const gloo::transport::Address& local, absl::Duration timeout);
+  // Finds a pair's connected socket among the process's descriptors and adds it
+  // as the next peer's. Sets it to give up sends and receives after `timeout`, to
+  // notice a silent machine, and to stay in this process. INTERNAL when there is
+  // not exactly one such socket.
+  absl::Status Add(const PairAddresses& pair, absl::Duration timeout);
   // Takes the place of a peer without a connection: this rank itself.
   void AddNone() { fds_.push_back(-1); }
 
