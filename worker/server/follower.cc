@@ -9,6 +9,7 @@ absl::Status RunFollower(CommandRunner& runner, WorkerMetrics& metrics, absl::Du
   while (true) {
     HW_ASSIGN_OR_RETURN(const v1::GroupCommand command,
                         ReceiveCommand(runner.communicator(), timeout));
+    if (command.has_close()) metrics.Update(runner.cache(), /*now=*/true);
     HW_RETURN_IF_ERROR(runner.Run(command).status());
     if (command.has_shutdown()) return absl::OkStatus();
     metrics.Update(runner.cache());

@@ -64,6 +64,7 @@ void Scheduler::Stop() {
 
 absl::StatusOr<CommandResult> Scheduler::Execute(const v1::GroupCommand& command) {
   HW_RETURN_IF_ERROR(SendCommand(command, runner_.communicator(), options_.comm_timeout));
+  if (command.has_close()) metrics_.Update(runner_.cache(), /*now=*/true);
   auto result = runner_.Run(command);
   last_command_ = absl::Now();
   metrics_.Update(runner_.cache());

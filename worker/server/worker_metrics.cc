@@ -67,10 +67,10 @@ void WorkerMetrics::SetSequences(int64_t queued, int64_t running) {
   sequences_.Add({{"state", "running"}}).Set(static_cast<double>(running));
 }
 
-void WorkerMetrics::Update(const RankCache& cache) {
-  const absl::Time now = absl::Now();
-  if (now < next_update_) return;
-  next_update_ = now + kUpdateInterval;
+void WorkerMetrics::Update(const RankCache& cache, bool now) {
+  const absl::Time time = absl::Now();
+  if (!now && time < next_update_) return;
+  next_update_ = time + kUpdateInterval;
   for (int kind = 0; kind < kNumMemoryKinds; ++kind) {
     const auto memory_kind = static_cast<MemoryKind>(kind);
     device_bytes_.Add({{"kind", std::string(MemoryKindName(memory_kind))}})

@@ -25,8 +25,9 @@ class WorkerMetrics {
   void AddTokens(int64_t count) { tokens_.Increment(static_cast<double>(count)); }
   void AddPromptTokens(int64_t count) { prompt_tokens_.Increment(static_cast<double>(count)); }
   void SetSequences(int64_t queued, int64_t running);
-  // Gauges of this rank's cache, at most a few times a second.
-  void Update(const RankCache& cache);
+  // Gauges of this rank's cache, a few times a second at most, or `now`: before
+  // a sequence goes, so that all its plans and evictions are counted.
+  void Update(const RankCache& cache, bool now = false);
   void SetLink(bool up, int64_t reports_queued, int64_t reports_dropped);
 
  private:

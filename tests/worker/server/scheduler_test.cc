@@ -61,6 +61,22 @@ TEST_F(SchedulerTest, GivesEveryTokenOnceAndThenASummary) {
   EXPECT_EQ(generated.summary.host_bytes(), 0);
 }
 
+TEST_F(SchedulerTest, MetricsCountTokensPlansAndEvictionsOfEveryRank) {
+  ServerTestGroup group(model_, 3);
+  group.Start();
+  ASSERT_TRUE(group.Generate(Bounded(SomeTokens(21, 1), 12)).status.ok());
+  group.Stop();
+  EXPECT_THAT(group.Metrics(0), HasSubstr("heavywater_tokens_generated_total 12\n"));
+  EXPECT_THAT(group.Metrics(0), HasSubstr("heavywater_prompt_tokens_total 21\n"));
+  EXPECT_THAT(group.Metrics(0), HasSubstr("heavywater_step_seconds_count{phase=\"decode\"} 11\n"));
+  EXPECT_THAT(group.Metrics(0), HasSubstr("heavywater_sequences{state=\"queued\"} 0\n"));
+  for (int rank = 0; rank < 3; ++rank) {
+    // 11 plans; 32 positions seen, 12 slots.
+    EXPECT_THAT(group.Metrics(rank), HasSubstr("heavywater_plans_total 11\n"));
+    EXPECT_THAT(group.Metrics(rank), HasSubstr("heavywater_evicted_positions_total 20\n"));
+  }
+}
+
 TEST_F(SchedulerTest, TheSummaryCountsBytesOfAllRanks) {
   const auto bytes = [&](int size) {
     ServerTestGroup group(model_, size);

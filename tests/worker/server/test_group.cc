@@ -5,6 +5,7 @@
 
 #include "cache_service/base/check.h"
 #include "gtest/gtest.h"
+#include "prometheus/text_serializer.h"
 #include "worker/model/sampler.h"
 #include "worker/server/follower.h"
 #include "worker/server/policy_proto.h"
@@ -50,7 +51,7 @@ void ServerTestGroup::Create(const v1::WorkerConfig& config, Communicator* commu
   auto facts = ReadModelFacts(config);
   ASSERT_TRUE(facts.ok()) << facts.status();
   rank.facts = *std::move(facts);
-  rank.metrics = std::make_unique<WorkerMetrics>(std::make_shared<prometheus::Registry>());
+  rank.metrics = std::make_unique<WorkerMetrics>(rank.registry);
   auto worker = Worker::Create(config, rank.facts, "127.0.0.1:1", connect, stop_);
   ASSERT_TRUE(worker.ok()) << worker.status();
   rank.worker = *std::move(worker);
@@ -80,6 +81,11 @@ void ServerTestGroup::Stop() {
   if (!std::exchange(running_, false)) return;
   scheduler().Stop();
   for (auto& rank : ranks_) rank->thread.join();
+}
+
+std::string ServerTestGroup::Metrics(int rank) const {
+  return prometheus::TextSerializer().Serialize(
+      ranks_[static_cast<size_t>(rank)]->registry->Collect());
 }
 
 Generated ServerTestGroup::Generate(const v1::GenerateRequest& request) {

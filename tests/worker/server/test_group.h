@@ -42,6 +42,8 @@ class ServerTestGroup {
   Scheduler& scheduler() { return ranks_[0]->zero->scheduler(); }
   size_t num_queued() const { return ranks_[0]->zero->num_queued(); }
   Worker& worker(int rank) { return *ranks_[static_cast<size_t>(rank)]->worker; }
+  // What Prometheus would read of a rank.
+  std::string Metrics(int rank) const;
   const ModelFacts& facts() const { return ranks_[0]->facts; }
   // Of one rank's loop, once it has ended.
   const absl::Status& status(int rank) const { return ranks_[static_cast<size_t>(rank)]->status; }
@@ -54,6 +56,7 @@ class ServerTestGroup {
  private:
   struct Rank {
     ModelFacts facts;
+    std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
     std::unique_ptr<WorkerMetrics> metrics;
     std::unique_ptr<Worker> worker;
     std::unique_ptr<RankZero> zero;
