@@ -284,7 +284,7 @@ TEST_P(PageStoreConformance, ReadersOfAReusedPlaceGetTheirOwnBytesOrAnError) {
   };
   std::thread first(read_forever);
   std::thread second(read_forever);
-  for (SequenceId sequence = 1; sequence <= 200; ++sequence) {
+  for (SequenceId sequence = 1; sequence <= 60; ++sequence) {
     ASSERT_TRUE(Open(sequence).ok());
     current = sequence;
     ASSERT_TRUE(Reserve(sequence, 0, 2).ok());
