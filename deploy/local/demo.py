@@ -11,7 +11,7 @@ from typing import Any
 
 from heavywater import Client, Generation, HeavywaterError, PolicyOptions
 from heavywater.book import read_book
-from heavywater.cli.live import LiveText
+from heavywater.cli.live import LiveText, mebibytes
 from heavywater.local import LocalOptions, LocalServers, exit_on_signals
 from heavywater.model import Model
 from heavywater.server_process import ServerError
@@ -20,6 +20,7 @@ from rich.table import Table
 
 RANKS = 3
 BUDGET = 0.2  # of the prompt; half of it heavy, half recent
+TEMPERATURE, SEED = 0.7, 1  # greedy, so small a model soon repeats itself
 OFFSET_TOKENS = 2000  # into Northanger Abbey: past the title and the author's notice
 _BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2}
 
@@ -69,7 +70,9 @@ def run_policy(client: Client, model: Model, prompt: list[int], new_tokens: int,
         policy = PolicyOptions(policy="snapkv_h2o", heavy_ratio=budget / 2, recent_ratio=budget / 2)
     pieces = []
     with (
-        client.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True, policy=policy) as generation,
+        client.generate(
+            prompt, max_new_tokens=new_tokens, ignore_eos=True, policy=policy, temperature=TEMPERATURE, seed=SEED
+        ) as generation,
         LiveText(Console(), kv_bytes_per_token(model)) as live,
     ):
         for token in generation:
@@ -79,21 +82,21 @@ def run_policy(client: Client, model: Model, prompt: list[int], new_tokens: int,
 
 
 def table_of(runs: list[Run]) -> Table:
-    table = Table("cache", title="KV cache of the sequence, summed over the ranks")
-    for name in ("seen", "resident", "device MiB", "of full", "host MiB", "prompt tok/s", "decode tok/s"):
-        table.add_column(name, justify="right", min_width=4)
-    for run in runs:
-        figures, full_bytes = run.as_json(), run.generation.summary.full_cache_bytes
-        table.add_row(
-            run.policy if run.budget is None else f"{run.policy} {run.budget:.0%}",
-            str(figures["tokens_seen"]),
-            f"{figures['resident_tokens']:.0f}",
-            f"{figures['device_bytes'] / 2**20:.1f}",
-            f"{figures['device_bytes'] / full_bytes:.1%}",
-            f"{figures['host_bytes'] / 2**20:.1f}",
-            _rate(figures["prompt_tokens_per_s"]),
-            _rate(figures["tokens_per_s"]),
-        )
+    """One column per run."""
+    figures = [run.as_json() for run in runs]
+    full_bytes = [run.generation.summary.full_cache_bytes for run in runs]
+    names = [run.policy if run.budget is None else f"{run.policy}, {run.budget:.0%}" for run in runs]
+    table = Table("", title="KV cache of the sequence, summed over the ranks")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_row("tokens seen", *(str(one["tokens_seen"]) for one in figures))
+    table.add_row("resident, mean over layers", *(f"{one['resident_tokens']:.0f}" for one in figures))
+    table.add_row("on the devices", *(mebibytes(one["device_bytes"]) for one in figures))
+    shares = (one["device_bytes"] / full for one, full in zip(figures, full_bytes, strict=True))
+    table.add_row("... of the bare full cache", *(f"{share:.1%}" for share in shares))
+    table.add_row("in host memory", *(mebibytes(one["host_bytes"]) for one in figures))
+    table.add_row("prompt, tokens/s", *(_rate(one["prompt_tokens_per_s"]) for one in figures))
+    table.add_row("decode, tokens/s", *(_rate(one["tokens_per_s"]) for one in figures))
     return table
 
 
