@@ -5,10 +5,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define HW_CHECK(condition)                                                             \
-  do {                                                                                  \
-    if (!(condition)) {                                                                 \
+#define HW_CHECK(condition)                                                              \
+  do {                                                                                   \
+    if (!(condition)) {                                                                  \
       std::fprintf(stderr, "%s:%d: CHECK failed: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                     \
-    }                                                                                   \
+      std::abort();                                                                      \
+    }                                                                                    \
   } while (false)

@@ -5,9 +5,9 @@
 
 namespace heavywater {
 
-using SequenceId = uint64_t;   // given by the cache service, never reused; 0 = none
-using Position = int32_t;      // a token's place in the text, from 0, never renumbered
-using Epoch = uint64_t;        // number of a group's current formation, from 1
+using SequenceId = uint64_t;     // given by the cache service, never reused; 0 = none
+using Position = int32_t;        // a token's place in the text, from 0, never renumbered
+using Epoch = uint64_t;          // number of a group's current formation, from 1
 using FingerprintId = uint64_t;  // short name of a layout fingerprint
 
 inline constexpr Position kNoPosition = -1;  // a free slot

@@ -10,8 +10,8 @@
 #define HW_STATUS_CONCAT(a, b) HW_STATUS_CONCAT_INNER(a, b)
 
 // Returns from the enclosing function when `expr` is an error.
-#define HW_RETURN_IF_ERROR(expr)                  \
-  do {                                            \
+#define HW_RETURN_IF_ERROR(expr)                                               \
+  do {                                                                         \
     if (absl::Status hw_status_ = (expr); !hw_status_.ok()) return hw_status_; \
   } while (false)
 

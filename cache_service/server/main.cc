@@ -3,11 +3,11 @@
 #include <memory>
 
 #include "cache_service/base/version.h"
-#include "cache_service/server/cache_config.h"
-#include "cache_service/server/cache_server.h"
 #include "cache_service/runtime/config_loader.h"
 #include "cache_service/runtime/logging.h"
 #include "cache_service/runtime/shutdown_signal.h"
+#include "cache_service/server/cache_config.h"
+#include "cache_service/server/cache_server.h"
 
 namespace heavywater {
 namespace {

@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "cache_service/base/crc32c.h"
-#include "cache_service/server/cache_config.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
+#include "cache_service/server/cache_config.h"
 #include "tests/cache_service/registry/requests.h"
 
 namespace heavywater {

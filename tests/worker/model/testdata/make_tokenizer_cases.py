@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "reference"))
 
-from tokenizer import chat_prompt, encode, load_tokenizer  # noqa: E402
+from tokenizer import chat_prompt, encode, load_tokenizer
 
 TEXTS = [
     "",
@@ -62,7 +62,8 @@ TEXTS = [
 # Pieces of random texts: what borders on what matters.
 PIECES = [
     " ", "  ", "\n", "\t", "\u00a0", "a", "the", "Zebra", "'s", "'ll", "'", "1", "42", "\u00b2", "\u0663", ".", "!?",
-    "\u00e9", "e\u0301", "\u4f60\u597d", "\U0001f600", "\u200d", "\x00", "<|im_end|>", "<|", "_", "-", "\u03c0", "\u0939\u0940",
+    "\u00e9", "e\u0301", "\u4f60\u597d", "\U0001f600", "\u200d", "\x00", "<|im_end|>",
+    "<|", "_", "-", "\u03c0", "\u0939\u0940",
 ]
 
 
