@@ -28,7 +28,8 @@ absl::StatusOr<v1::HeartbeatResponse> Registry::Heartbeat(const v1::HeartbeatReq
   const absl::Status agreement = sequences_.Renew(request.group(), request.sequence_ids(),
                                                   response.mutable_unknown_sequence_ids());
   StopWriters(request.group(), request.rank(), request.sequence_ids());
-  HW_RETURN_IF_ERROR(agreement);
+  // Those that are gone come first: their ranks must stop writing.
+  if (response.unknown_sequence_ids().empty()) HW_RETURN_IF_ERROR(agreement);
   return response;
 }
 

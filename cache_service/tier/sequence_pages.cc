@@ -108,6 +108,8 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
     const auto [entry, added] = pages_.try_emplace(KeyOf(layer, head, page));
     if (added) {
       entry->second.offset = offsets[used++];
+      // Whatever its writer leaves out reads as zeros, never as what lay there.
+      std::memset(slab_.At(entry->second.offset), 0, spec_.geometry.page_bytes());
       entry->second.rank = static_cast<int16_t>(range.rank);
     }
     // A rank that streamed may come to map the slab, never the reverse for a page.
@@ -171,20 +173,24 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
   }
   const int first_row = spec_.geometry.RowOf(rows.first_position);
   std::byte* const to = slab_.At(entry->offset) + int64_t{first_row} * spec_.geometry.row_bytes;
-  if (rows.first_position < Watermark(rank)) {
-    // The answer to an earlier call may have been lost: the same bytes again are
-    // a replay, others would change what readers have seen.
-    if (std::memcmp(to, bytes.data(), bytes.size()) == 0) return absl::OkStatus();
+  // The answer to an earlier call may have been lost: committed rows may come
+  // again with the same bytes, others would change what readers have seen.
+  const int64_t committed =
+      std::clamp<int64_t>(Watermark(rank) - rows.first_position, 0, rows.num_positions);
+  const std::span<const std::byte> replayed =
+      bytes.first(static_cast<size_t>(committed * spec_.geometry.row_bytes));
+  if (std::memcmp(to, replayed.data(), replayed.size()) != 0) {
     return absl::FailedPreconditionError(absl::StrCat("first_position is ", rows.first_position,
                                                       ", positions below ", Watermark(rank),
                                                       " are committed"));
   }
+  if (committed == rows.num_positions) return absl::OkStatus();
   if (first_row > entry->rows_written) {
     return absl::FailedPreconditionError(absl::StrCat(Describe(rows, page), ": row ", first_row,
                                                       " comes after row ", entry->rows_written,
                                                       ", which has not been written"));
   }
-  std::memcpy(to, bytes.data(), bytes.size());
+  std::memcpy(to + replayed.size(), bytes.data() + replayed.size(), bytes.size() - replayed.size());
   // It was offered the slab and could not map it, or did not want to.
   streamers_.insert(rank);
   writers_.erase(rank);

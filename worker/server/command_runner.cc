@@ -79,6 +79,7 @@ absl::StatusOr<CommandResult> CommandRunner::Open(const v1::OpenCommand& command
                       AgreeOnStatus(here, cache_.backend(), communicator_, cache_.stream()));
   if (result.status.ok() || !here.ok()) return result;
   prompts_.erase(command.sequence_id());
+  reports_.Close(command.sequence_id());  // nothing was written: nobody need know
   HW_RETURN_IF_ERROR(cache_.Close(command.sequence_id()));
   return result;
 }

@@ -22,11 +22,13 @@ void LogRefused(const v1::PlanReport& report, const absl::Status& status) {
 constexpr int64_t kMaxBatchBytes = 1 << 20;
 constexpr absl::Duration kTimeout = absl::Seconds(3);
 
-// The service will never take it. All else may pass: an outage, a restart (it
-// does not know the group), another epoch until the ranks have joined anew.
+// The service will never take it, or gRPC never carry it (RESOURCE_EXHAUSTED: it
+// exceeds a message). All else may pass: an outage, a restart (it does not know
+// the group), another epoch until the ranks have joined anew.
 bool IsRefused(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsOutOfRange(status) ||
-         absl::IsPermissionDenied(status) || absl::IsUnimplemented(status);
+         absl::IsPermissionDenied(status) || absl::IsUnimplemented(status) ||
+         absl::IsResourceExhausted(status);
 }
 
 }  // namespace

@@ -145,14 +145,17 @@ absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts&
   return communicator_->Barrier();
 }
 
-void Worker::Leave(absl::Duration timeout) {
+void Worker::Flush(absl::Duration timeout) {
   if (link_ == nullptr) return;
   const absl::Time deadline = absl::Now() + timeout;
   if (link_->up() && !tier_->Flush(timeout)) LogWarn("host pages were not handed over in time");
   if (link_->up() && !reporter_->Flush(deadline - absl::Now())) {
     LogWarn("reports were not delivered in time", {{"reports", reporter_->queued()}});
   }
-  link_->Leave();
+}
+
+void Worker::Leave() {
+  if (link_ != nullptr) link_->Leave();
 }
 
 }  // namespace heavywater

@@ -55,8 +55,10 @@ class Worker {
   CommandRunner& runner() { return *runner_; }
   CacheLink* link() { return link_.get(); }         // null without a cache service
   Reporter* reporter() { return reporter_.get(); }  // likewise
-  // Gives what is still on its way a moment to arrive, then leaves the group.
-  void Leave(absl::Duration timeout);
+  // Gives pages and reports that are still on their way a moment to arrive.
+  void Flush(absl::Duration timeout);
+  // Leaves the group, which ends it for the other ranks, too.
+  void Leave();
 
  private:
   Worker() = default;

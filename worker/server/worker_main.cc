@@ -28,7 +28,7 @@ namespace {
 constexpr absl::Duration kPoll = absl::Milliseconds(100);
 // What the other ranks get, beyond drain_ms, to hear of the end from rank 0.
 constexpr absl::Duration kFollowerGrace = absl::Seconds(2);
-constexpr absl::Duration kLeaveTimeout = absl::Seconds(2);
+constexpr absl::Duration kFlushTimeout = absl::Seconds(2);
 
 // Forwards the signal to whoever waits for the group to form.
 class SignalWatch {
@@ -144,9 +144,11 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
   const absl::Status status = config.rank() == 0
                                   ? Lead(config, facts, *worker, metrics, *runtime, service, signal)
                                   : Follow(config, *worker, metrics, *runtime, signal);
-  // Nobody tears down a connection that another rank still uses.
+  worker->Flush(kFlushTimeout);
+  // Nobody tears down a connection that another rank still uses, nor leaves the
+  // group while another rank still reports to it: the first to leave ends it.
   if (status.ok()) worker->runner().communicator().Barrier().IgnoreError();
-  worker->Leave(kLeaveTimeout);
+  worker->Leave();
   return status;
 }
 
