@@ -65,6 +65,11 @@ absl::Status RemoteHostTier::Reserve(SequenceId sequence, int64_t first_page, in
   }
   const int64_t end_page = first_page + num_pages;
   if (entry->sequence->num_pages() >= end_page) return absl::OkStatus();
+  // Nobody would ever take what is written there: its positions count as dropped.
+  if (entry->orphan) {
+    return absl::UnavailableError(
+        absl::StrCat("the cache service does not know sequence ", sequence, " any more"));
+  }
   // Pages that the rank leaves out after a refusal.
   entry->sequence->SkipPages(first_page);
   const int64_t wanted_before = entry->wanted_pages;
@@ -97,7 +102,8 @@ absl::Status RemoteHostTier::HoldLocally(Entry& entry, int64_t end_page) {
   }
   const int64_t more = (end_page - entry.sequence->num_pages()) * entry.sequence->page_row_bytes();
   if (held + more > options_.max_local_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
+    // Not RESOURCE_EXHAUSTED: an outage never stops a sequence.
+    return absl::UnavailableError(absl::StrCat(
         "the cache service gives no pages and this worker holds ", held, " bytes for it already: ",
         more, " more would exceed its limit of ", options_.max_local_bytes));
   }
