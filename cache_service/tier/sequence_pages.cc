@@ -12,9 +12,10 @@
 namespace heavywater {
 namespace {
 
-absl::Status OutOfRange(const char* field, int64_t first, int64_t end, int64_t limit) {
+// Whatever came may be far outside: no arithmetic on it before this.
+absl::Status OutOfRange(const char* field, int64_t first, int64_t count, int64_t limit) {
   return absl::InvalidArgumentError(
-      absl::StrCat(field, " [", first, ", ", end, ") are not within [0, ", limit, ")"));
+      absl::StrCat(field, ": ", count, " from ", first, " are not within [0, ", limit, ")"));
 }
 
 bool Within(int64_t first, int64_t count, int64_t limit) {
@@ -55,15 +56,15 @@ SequencePages::Key SequencePages::KeyOf(int layer, int kv_head, int64_t page) co
 
 absl::Status SequencePages::CheckRange(const PageRange& range) const {
   if (range.rank < 0 || range.rank >= spec_.num_ranks) {
-    return OutOfRange("ranks", range.rank, int64_t{range.rank} + 1, spec_.num_ranks);
+    return OutOfRange("ranks", range.rank, 1, spec_.num_ranks);
   }
   if (!Within(range.heads.first, range.heads.count, spec_.geometry.num_kv_heads)) {
-    return OutOfRange("kv_heads", range.heads.first, int64_t{range.heads.first} + range.heads.count,
+    return OutOfRange("kv_heads", range.heads.first, range.heads.count,
                       spec_.geometry.num_kv_heads);
   }
   const int64_t limit = spec_.geometry.PagesFor(spec_.max_tokens);
   if (!Within(range.first_page, range.num_pages, limit)) {
-    return OutOfRange("pages", range.first_page, range.first_page + range.num_pages, limit);
+    return OutOfRange("pages", range.first_page, range.num_pages, limit);
   }
   const int64_t heads = int64_t{spec_.geometry.num_layers} * range.heads.count;
   if (range.num_pages > kMaxPagesPerReservation / heads) {
@@ -132,14 +133,13 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
 absl::Status SequencePages::CheckRows(const RowRange& rows, size_t bytes) const {
   const PageGeometry& geometry = spec_.geometry;
   if (!Within(rows.layer, 1, geometry.num_layers)) {
-    return OutOfRange("layers", rows.layer, int64_t{rows.layer} + 1, geometry.num_layers);
+    return OutOfRange("layers", rows.layer, 1, geometry.num_layers);
   }
   if (!Within(rows.kv_head, 1, geometry.num_kv_heads)) {
-    return OutOfRange("kv_heads", rows.kv_head, int64_t{rows.kv_head} + 1, geometry.num_kv_heads);
+    return OutOfRange("kv_heads", rows.kv_head, 1, geometry.num_kv_heads);
   }
   if (!Within(rows.first_position, rows.num_positions, spec_.max_tokens)) {
-    return OutOfRange("positions", rows.first_position, rows.first_position + rows.num_positions,
-                      spec_.max_tokens);
+    return OutOfRange("positions", rows.first_position, rows.num_positions, spec_.max_tokens);
   }
   if (geometry.RowOf(rows.first_position) + rows.num_positions > geometry.page_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -230,7 +230,7 @@ absl::Status SequencePages::CheckWritten(Key key, const PageEntry& entry, int64_
 
 absl::Status SequencePages::Commit(int rank, int64_t tokens) {
   if (rank < 0 || rank >= spec_.num_ranks) {
-    return OutOfRange("ranks", rank, int64_t{rank} + 1, spec_.num_ranks);
+    return OutOfRange("ranks", rank, 1, spec_.num_ranks);
   }
   if (tokens < 0 || tokens > spec_.max_tokens) {
     return absl::InvalidArgumentError(
