@@ -39,7 +39,8 @@ absl::StatusOr<v1::ReportPlanResponse> Registry::ReportPlan(const v1::ReportPlan
   const absl::Status status = sequences_.Report(request, response.mutable_unknown_sequence_ids());
   if (absl::IsInvalidArgument(status)) return status;
   for (const v1::PlanReport& report : request.reports()) {
-    if (report.finished()) store_.StopWriter(report.sequence_id(), request.rank());
+    if (!report.finished() || !IsWriterOf(request.group(), report.sequence_id())) continue;
+    store_.StopWriter(report.sequence_id(), request.rank());
   }
   HW_RETURN_IF_ERROR(status);
   return response;
@@ -72,6 +73,15 @@ void Registry::StopWriters(const std::string& group, int rank,
         std::find(still_listed.begin(), still_listed.end(), id) != still_listed.end();
     if (retiring.group == group && !listed) store_.StopWriter(id, rank);
   }
+}
+
+// A sequence that has not ended was found to be the group's when its report was
+// taken; of one that has, only its own group may say that nobody writes any more.
+bool Registry::IsWriterOf(const std::string& group, SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  CollectEnded();
+  const auto found = retiring_.find(sequence);
+  return found == retiring_.end() || found->second.group == group;
 }
 
 std::vector<SequenceId> Registry::Tick() {

@@ -54,6 +54,7 @@ class Registry {
   };
 
   void CollectEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsWriterOf(const std::string& group, SequenceId sequence);
   void StopWriters(const std::string& group, int rank,
                    const google::protobuf::RepeatedField<uint64_t>& still_listed);
 

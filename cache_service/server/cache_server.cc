@@ -40,7 +40,7 @@ RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time no
   // numbers begin at the second of the start, with room for a million sequences
   // in each second, and stay below 2^53 for clients that count in doubles.
   const uint64_t seconds = static_cast<uint64_t>(absl::ToUnixSeconds(now));
-  options.first_epoch = seconds;
+  options.first_epoch = seconds << 20;
   options.first_sequence_id = seconds << 20;
   return options;
 }

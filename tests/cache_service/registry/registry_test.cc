@@ -295,6 +295,29 @@ TEST_F(RegistryTest, PagesInTheSlabWaitForTheirWriterToHearOfTheEnd) {
   EXPECT_EQ(store_.Stats().used_bytes, 0);
 }
 
+TEST_F(RegistryTest, AnotherGroupCannotSayThatAWriterHasStopped) {
+  ASSERT_TRUE(registry_.AttachDirect("group", 0, epoch_).ok());
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  ASSERT_TRUE(Close(id).ok());
+  v1::JoinRequest join = TestJoin(0, 1);
+  join.set_group("another");
+  v1::ReportPlanRequest report = Report(0, id, 1, 9);
+  registry_.groups().Join(registry_.groups().NewTicket(), join,
+                          [&report](absl::StatusOr<v1::JoinResponse> joined) {
+                            ASSERT_TRUE(joined.ok()) << joined.status();
+                            report.set_epoch(joined->epoch());
+                          });
+  report.set_group("another");
+  report.mutable_reports(0)->set_finished(true);
+  registry_.ReportPlan(report).status().IgnoreError();
+  EXPECT_GT(store_.Stats().retiring_bytes, 0) << "its own rank may be writing still";
+  report.set_group("group");
+  report.set_epoch(epoch_);
+  registry_.ReportPlan(report).status().IgnoreError();
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
 TEST_F(RegistryTest, PagesOfADeadWriterAreReclaimedAfterItsLease) {
   const SequenceId id = Open("request");
   ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
