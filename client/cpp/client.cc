@@ -65,7 +65,11 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
         "ClientOptions has neither worker_address nor cache_address, want one or both");
   }
   const auto channel = [](const std::string& address) {
-    return grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+    grpc::ChannelArguments arguments;
+    // gRPC repeats a call by itself when a connection ends under it. Nothing is
+    // repeated here but reads, by us.
+    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   };
   std::unique_ptr<GenerationStub> generation;
   std::unique_ptr<SequenceStub> sequences;

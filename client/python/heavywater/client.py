@@ -27,6 +27,10 @@ from heavywater.v1 import (
     sequence_pb2_grpc,
 )
 
+# gRPC repeats a call by itself when a connection ends under it. Nothing is repeated
+# here but reads, by us; and with grpcio 1.76 such a call could hang for ever.
+_CHANNEL_OPTIONS = (("grpc.enable_retries", 0),)
+
 
 class Client:
     """Talks to rank 0 of a worker group (`worker`) and to the cache service (`cache`), host:port each.
@@ -60,7 +64,7 @@ class Client:
             self._pages = page_store_pb2_grpc.PageStoreServiceStub(channel)
 
     def _connect(self, address: str) -> grpc.Channel:
-        self._channels.append(grpc.insecure_channel(address))
+        self._channels.append(grpc.insecure_channel(address, options=_CHANNEL_OPTIONS))
         return self._channels[-1]
 
     @property
