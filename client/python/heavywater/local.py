@@ -98,7 +98,8 @@ class LocalServers:
         model = self._options.model or find_model()
         if not model.is_file():
             raise ServerError(f"model {model} is not a file")
-        self._cache = self._launch("heavywater-cache", "cache", self._options.cache_flags)
+        with _signals_held():
+            self._cache = self._launch("heavywater-cache", "cache", self._options.cache_flags)
         self.cache_address = self._cache.wait_for_address(deadline_s)
         self._await_ready(self._cache, self.cache_address, deadline_s)
         for rank in range(self._options.ranks):
@@ -109,7 +110,8 @@ class LocalServers:
                 "size": self._options.ranks,
                 **self._options.worker_flags,
             }
-            self._workers.append(self._launch("heavywater-worker", f"worker{rank}", flags))
+            with _signals_held():
+                self._workers.append(self._launch("heavywater-worker", f"worker{rank}", flags))
         addresses = [worker.wait_for_address(deadline_s) for worker in self._workers]
         self.worker_address = addresses[0]
         for worker, address in zip(self._workers, addresses, strict=True):
@@ -149,6 +151,21 @@ def _signals_ignored() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """A signal between the start of a server and its being known would leave it running."""
+    held: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda number, frame: held.append(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+        for late in held:
+            signal.raise_signal(late)
 
 
 def exit_on_signals() -> None:

@@ -40,7 +40,9 @@ class ServerProcess:
         command = [find_binary(name), *flags]
         setpriv = shutil.which("setpriv")
         if setpriv is not None:
-            command = [setpriv, "--pdeathsig", "KILL", "--", *command]
+            # Killed before setpriv has asked for it, this process is no longer the parent.
+            still_child = ["/bin/sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
+            command = [setpriv, "--pdeathsig", "KILL", "--", *still_child, *command]
         # OpenMP threads that spin while they wait starve the other ranks of the machine.
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
         with log.open("wb") as output:
