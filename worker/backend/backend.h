@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/backend/device_buffer.h"
+#include "worker/backend/recall.h"
 #include "worker/cache/kv_layout.h"
 #include "worker/policy/policy.h"
 #include "worker/policy/selection.h"
@@ -69,6 +70,9 @@ struct AttendItem {
   int64_t num_tokens = 0;
   Position first_position = 0;
   bool accumulate_gains = true;  // add probabilities to layer.gains
+  // Step 2: each query also attends, in the same softmax, to what it picks among
+  // the demoted positions. Null: no recall. Outlives the call.
+  const RecallView* recall = nullptr;
 };
 
 struct AttendParams {
@@ -130,9 +134,20 @@ class Backend {
   // to the open host pages.
   virtual absl::Status Append(const KvShape& shape, const AppendParams& params, Stream& stream) = 0;
 
-  // Step 3: one softmax per query over the slots, one pass over K and V; the
-  // probabilities, each rounded to 2^-32 on its own, are added to the gains of
-  // the KV head. A ragged batch equals each sequence alone, bit for bit.
+  // Steps 2 and 3: one softmax per query over the slots and its picks, one pass
+  // over K and V; the probabilities, each rounded to 2^-32 on its own, are added
+  // to the gains of the KV head (picks: to recall->gains). A ragged batch equals
+  // each sequence alone, bit for bit.
+  //
+  // The pick, per token and KV head: from the sketch, a position's logit for query
+  // head g is estimated as
+  //   e_g = scale * (sum over chosen c of q_c minimum_c + sum over others of q_c mean_c)
+  //         + w_g * (sum over chosen c of weight_gc code_c)
+  // with weight_gc = round(scale q_c step_c / w_g) in int8 and w_g = max over c of
+  // |scale q_c step_c| / 127; its estimated probability is exp(e_g - LSE_g), LSE_g
+  // the log-sum-exp of the slots' exact logits; its value the mean over the
+  // group's query heads. Of those with a value of at least min_share, the
+  // max_picks largest are picked, ties to the lower position.
   virtual absl::Status Attend(const KvShape& shape, const AttendParams& params, Stream& stream) = 0;
 
   // One chunk of an exact prompt.
@@ -167,6 +182,16 @@ class Backend {
                                    std::span<const Position> kept, int64_t kept_per_set,
                                    DeviceSpan<const int64_t> seeds, int64_t seed_stride,
                                    Stream& stream) = 0;
+
+  // Recall: the sketches, and positions that come back (recall.h).
+  virtual absl::Status ObserveQueries(const KvShape& shape, const ObserveQueriesParams& params,
+                                      Stream& stream) = 0;
+  virtual absl::Status ChooseChannels(const KvShape& shape, const ChooseChannelsParams& params,
+                                      Stream& stream) = 0;
+  virtual absl::Status EncodePages(const KvShape& shape, const EncodePagesParams& params,
+                                   Stream& stream) = 0;
+  virtual absl::Status PromoteSlots(const KvShape& shape, const LayerView& layer,
+                                    const PromoteParams& params, Stream& stream) = 0;
 
   // Frees slots of one set: position kNoPosition, score and gains 0. `slots` is
   // host memory.

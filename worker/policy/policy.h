@@ -27,6 +27,18 @@ enum class Scope {
 
 enum class Pooling { kNone, kAverage, kMax };
 
+// Whether, and how, queries attend to demoted positions too.
+struct RecallOptions {
+  bool enabled = false;
+  bool all = false;             // every demoted position: equals the full cache
+  int recall_tokens = 64;       // picks of a query, per layer and KV head
+  double min_share = 1e-4;      // of attention, by estimate, below which nothing is picked
+  int sketch_channels = 0;      // a multiple of 8; 0 = a quarter of the head size
+  int promote_candidates = 32;  // proposals of a plan, per layer and KV head; 0 = no promotion
+
+  bool operator==(const RecallOptions&) const = default;
+};
+
 // As given by the caller of OpenSequence; a plain struct, converted from proto
 // in the servers. Either tokens or ratios: tokens win where they are set.
 struct PolicyOptions {
@@ -43,6 +55,13 @@ struct PolicyOptions {
   int pool_kernel = 5;          // odd
   int plan_interval_steps = 1;  // 1 = H2O as published
   double decay = 1.0;           // per step; 1.0 = H2O
+  bool pooled_seeds = false;    // snapkv_h2o: decode's scores start from the pooled votes
+  // Above 0: heavy_tokens is solved when the sequence opens, so that all KV bytes
+  // on the device (slots, scores, tables, sketches) are this share of the full
+  // cache's after the prompt; min_budget_tokens stays a floor. Needs recent_tokens
+  // above 0 and heavy_tokens 0. (worker/rank/device_budget.h)
+  double device_ratio = 0;
+  RecallOptions recall;
 };
 
 // Where a prompt's scores come from.

@@ -1,0 +1,103 @@
+// What recall asks of a backend: sketches of keys that left the device, and
+// attention that picks among them and reads the picks where they lie, in host
+// memory.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "cache_service/base/ids.h"
+#include "worker/backend/device_buffer.h"
+#include "worker/cache/sketch_shape.h"
+
+namespace heavywater {
+
+// Host pages of one layer of one sequence: [num_kv_heads][num_pages] addresses
+// of pages, each [page_tokens] rows of K and then V in the KV dtype. Null: that
+// page has no copy. On a GPU the memory is registered, so that kernels read it.
+struct HostPageTable {
+  std::span<const std::byte* const> pages;
+  int64_t num_pages = 0;
+
+  const std::byte* Page(int kv_head, int64_t page) const {
+    return pages[kv_head * num_pages + page];
+  }
+};
+
+// Recall in one layer of one sequence. Spans named "host memory" are written by
+// the device as the stream runs: valid after Synchronize().
+struct RecallView {
+  SketchShape sketch;
+  HostPageTable host;                            // of the first num_pages pages
+  std::span<const DeviceSpan<std::byte>> pages;  // sketches, [num_pages] of
+                                                 // [num_kv_heads][sketch.page_bytes()]
+  DeviceSpan<const uint8_t> channels;            // [num_kv_heads][sketch.channels], ascending
+  // Bit i of word w of a set: position 16 w + i may be picked (it is demoted,
+  // has a copy and is in the sketch). [num_sets][num_pages * page_tokens / 16]
+  DeviceSpan<const uint16_t> demoted;
+  int64_t num_pages = 0;
+
+  int64_t max_picks = 64;   // of a query and KV head; all: every demoted position
+  bool all = false;         // no scan and no threshold
+  float min_share = 1e-4f;  // of attention, by estimate, below which nothing is picked
+
+  // Exact probabilities of the picks, summed over the group's query heads and
+  // the item's tokens, each rounded to 2^-32 on its own, are added here. Host
+  // memory, [num_kv_heads][gains_stride] by position; empty: not wanted.
+  std::span<int64_t> gains;
+  int64_t gains_stride = 0;
+  // Host memory, [num_tokens][num_kv_heads] of the item: how many were picked.
+  std::span<int32_t> num_picks;
+  // Host memory, [num_tokens][num_kv_heads][max_picks], ascending, or empty: which.
+  std::span<Position> picks;
+  // Host memory, [num_tokens][num_kv_heads], or empty: the estimated share of
+  // attention that demoted positions which were not picked would have had, mean
+  // over the group's query heads.
+  std::span<float> missing;
+};
+
+// Squares of a chunk's queries, for the choice of channels: only the last
+// kSketchQueries tokens count. squares[h][position % kSketchQueries][c] = sum over
+// the query heads of KV head h of q_c^2.
+struct ObserveQueriesParams {
+  DeviceSpan<const float> queries;  // [num_tokens][num_query_heads][head_dim], rotated
+  int64_t num_tokens = 0;
+  Position first_position = 0;
+  DeviceSpan<float> squares;  // [num_kv_heads][kSketchQueries][head_dim]
+};
+
+// Per KV head the channels with the largest (mean over the last num_queries of
+// q_c^2) x (variance of k_c over positions [0, num_positions) that have a copy),
+// ties to the lower channel; written in ascending order.
+struct ChooseChannelsParams {
+  SketchShape sketch;
+  HostPageTable host;
+  int64_t num_positions = 0;
+  DeviceSpan<const float> squares;  // [num_kv_heads][kSketchQueries][head_dim]
+  int64_t num_queries = 0;          // entries 0 .. num_queries - 1 are filled
+  DeviceSpan<uint8_t> channels;     // [num_kv_heads][sketch.channels]
+};
+
+// Codes pages [first_page, end_page) from their host copies, positions below
+// num_positions; pages without a copy are left as they are.
+struct EncodePagesParams {
+  SketchShape sketch;
+  HostPageTable host;
+  DeviceSpan<const uint8_t> channels;            // [num_kv_heads][sketch.channels]
+  std::span<const DeviceSpan<std::byte>> pages;  // [num_pages]
+  int64_t first_page = 0;
+  int64_t end_page = 0;
+  int64_t num_positions = 0;
+};
+
+// Positions that come back into slots of one set: K and V from their host copies,
+// scores as given, gains 0.
+struct PromoteParams {
+  int set = 0;
+  std::span<const int32_t> slots;       // host memory, as are the next two
+  std::span<const Position> positions;  // [slots.size()]
+  std::span<const int64_t> scores;      // [slots.size()]
+  HostPageTable host;
+};
+
+}  // namespace heavywater
