@@ -13,7 +13,7 @@ namespace {
 
 bool IsKv(MemoryKind kind) {
   return kind == MemoryKind::kSlots || kind == MemoryKind::kScores || kind == MemoryKind::kTables ||
-         kind == MemoryKind::kPromptKv;
+         kind == MemoryKind::kSketches || kind == MemoryKind::kPromptKv;
 }
 
 void Add(MemoryGauge& gauge, int64_t bytes) {
@@ -32,6 +32,8 @@ std::string_view MemoryKindName(MemoryKind kind) {
       return "scores";
     case MemoryKind::kTables:
       return "tables";
+    case MemoryKind::kSketches:
+      return "sketches";
     case MemoryKind::kPromptKv:
       return "prompt_kv";
     case MemoryKind::kPromptHidden:

@@ -23,7 +23,8 @@ absl::Status WrongMass(int layer, int row, int64_t got, int64_t wanted) {
 }  // namespace
 
 absl::Status CheckMass(const KvShape& shape, Scope scope, const GainsRegion& region,
-                       int64_t queries, int first_layer, std::span<const int64_t> buffer) {
+                       int64_t queries, int first_layer, std::span<const int64_t> buffer,
+                       std::span<const int64_t> recalled) {
   const int64_t heads = scope == Scope::kLayer ? shape.total_query_heads
                                                : shape.total_query_heads / shape.total_kv_heads;
   const int64_t wanted = heads * queries << 32;
@@ -31,7 +32,7 @@ absl::Status CheckMass(const KvShape& shape, Scope scope, const GainsRegion& reg
   std::span<const int64_t> rest = buffer.subspan(region.begin, region.size());
   for (int layer = 0; layer < region.num_layers; ++layer) {
     for (int row = 0; row < region.sets.rows(); ++row) {
-      int64_t got = 0;
+      int64_t got = recalled.empty() ? 0 : recalled[layer * region.sets.rows() + row];
       for (int64_t gain : rest.first(region.used)) got += gain;
       if (std::abs(got - wanted) > tolerance) {
         return WrongMass(first_layer + layer, row, got, wanted);

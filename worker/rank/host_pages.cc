@@ -1,6 +1,7 @@
 #include "worker/rank/host_pages.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "cache_service/base/status.h"
@@ -120,6 +121,33 @@ void HostPages::FillRows(int layer, int64_t begin, int64_t end, std::span<HostRo
     }
     position = page_end;
   }
+}
+
+bool HostPages::readable() const {
+  if (role_ != Role::kWriter) return false;
+  const auto first = std::find(backed_.begin(), backed_.end(), true);
+  return first != backed_.end() &&
+         tier_->Page(sequence_, 0, heads_.first, first - backed_.begin()) != nullptr;
+}
+
+std::vector<const std::byte*> HostPages::PageTable(int layer, int64_t num_pages) const {
+  std::vector<const std::byte*> table(heads_.count * num_pages, nullptr);
+  if (role_ != Role::kWriter) return table;
+  const int64_t decided = std::min<int64_t>(num_pages, static_cast<int64_t>(backed_.size()));
+  for (int head = 0; head < heads_.count; ++head) {
+    for (int64_t page = 0; page < decided; ++page) {
+      if (!backed_[page]) continue;
+      table[head * num_pages + page] = tier_->Page(sequence_, layer, heads_.first + head, page);
+    }
+  }
+  return table;
+}
+
+int64_t HostPages::first_unbacked() const {
+  if (!readable()) return 0;
+  const auto first = std::find(backed_.begin(), backed_.end(), false);
+  if (first == backed_.end()) return std::numeric_limits<int64_t>::max();
+  return (first - backed_.begin()) * geometry_.page_tokens;
 }
 
 void HostPages::Publish(int64_t tokens) {

@@ -41,6 +41,15 @@ class HostPages {
   // Host rows of positions [begin, end) of one layer: rows[i * num_kv_heads + h].
   void FillRows(int layer, int64_t begin, int64_t end, std::span<HostRow> rows) const;
 
+  // Whether what this rank has written can be read here. False once the tier has
+  // given the sequence up.
+  bool readable() const;
+  // Pages [0, num_pages) of a layer, [heads][num_pages]; null without a copy.
+  std::vector<const std::byte*> PageTable(int layer, int64_t num_pages) const;
+  // The first position without a host row: 0 when nothing is readable, the
+  // largest number when all have one.
+  int64_t first_unbacked() const;
+
   // Every layer of positions below `tokens` is written.
   void Publish(int64_t tokens);
 

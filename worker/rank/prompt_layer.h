@@ -48,6 +48,9 @@ class PromptLayer {
   int64_t ScoreFrom() const;
   absl::StatusOr<DeviceSpan<int64_t>> Ranking();
   absl::StatusOr<std::vector<Position>> ChooseKept();
+  absl::StatusOr<DeviceSpan<const int64_t>> Seeds();
+  absl::StatusOr<DeviceSpan<const int64_t>> PooledSeeds();
+  absl::StatusOr<std::vector<int64_t>> ToHost(DeviceSpan<const int64_t> from) const;
 
   RankCache& cache_;
   SequenceCache& sequence_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "worker/cache/kv_layout.h"
+#include "worker/rank/recall_memory.h"
 
 namespace heavywater {
 namespace {
@@ -62,10 +63,13 @@ SequenceBytes BytesOf(const RankCacheOptions& options, const Budget& budget,
                       const SequenceOptions& sequence, int64_t capacity) {
   const SetLayout sets = SetLayoutOf(options, sequence.policy.scope);
   const int64_t layer = DeviceLayerBytes(options.shape, sets.own_sets, capacity).total();
+  const int64_t region =
+      RecallRegionOf(options, budget, sequence.policy, 0).size() * int64_t{sizeof(int64_t)};
   return {.layers = layer * options.shape.num_layers,
           .growth = budget.bounded_decode ? 0 : layer,
-          .step = StepBytes(options, budget, sets, capacity),
-          .prompt = PromptBytes(options, sets, sequence.prompt_tokens)};
+          .step = StepBytes(options, budget, sets, capacity) + region,
+          .prompt = PromptBytes(options, sets, sequence.prompt_tokens),
+          .recall = RecallBytesOf(options, budget, sequence, capacity).total()};
 }
 
 }  // namespace heavywater

@@ -36,7 +36,9 @@ struct SequenceBytes {
   int64_t step = 0;    // its part of a step's reduce buffer, masks and logits
   int64_t prompt = 0;  // until the prompt's end: one layer's whole KV, votes and masks
 
-  int64_t steady() const { return layers + growth + step; }
+  int64_t recall = 0;  // sketches and what goes with them
+
+  int64_t steady() const { return layers + growth + step + recall; }
   int64_t total() const { return steady() + prompt; }
 };
 SequenceBytes BytesOf(const RankCacheOptions& options, const Budget& budget,
@@ -44,7 +46,7 @@ SequenceBytes BytesOf(const RankCacheOptions& options, const Budget& budget,
 
 // Fields that an item has in a step's agreement, and those of the step itself.
 inline constexpr int kStepFields = 2;
-inline constexpr int kItemFields = 4;
+inline constexpr int kItemFields = 5;
 inline constexpr int kPromptFields = 3;
 
 }  // namespace heavywater

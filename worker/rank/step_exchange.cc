@@ -6,13 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/rank/recall_memory.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
 namespace {
 
-enum StepField : int64_t { kStep, kLength };                // kStepFields
-enum ItemField : int64_t { kStatus, kSeen, kUsed, kHash };  // kItemFields
+enum StepField : int64_t { kStep, kLength };                             // kStepFields
+enum ItemField : int64_t { kStatus, kSeen, kUsed, kHash, kPromotable };  // kItemFields
 
 int64_t FieldOf(int64_t item, ItemField field) { return kStepFields + item * kItemFields + field; }
 
@@ -39,8 +40,11 @@ void StepExchange::Layout(uint64_t step, std::span<ActiveItem> items) {
                     .begin = size_,
                     .num_layers = options.shape.num_layers,
                     .used = item.sequence->used_after(item.spec.num_tokens)};
-      size_ = item.gains.end();
-      largest_size_ += item.gains.size() / item.gains.used * item.sequence->capacity();
+      item.recall = RecallRegionOf(options, item.sequence->budget(),
+                                   item.sequence->options().policy, item.gains.end());
+      size_ = item.recall.end();
+      largest_size_ +=
+          item.gains.size() / item.gains.used * item.sequence->capacity() + item.recall.size();
     }
     if (reduced) reduced_size_ = size_;
   }
@@ -56,6 +60,7 @@ void StepExchange::SetAgreement(std::span<const ActiveItem> items) {
     agreement_.Set(FieldOf(i, kSeen), sequence->tokens_seen());
     agreement_.Set(FieldOf(i, kUsed), sequence->used());
     agreement_.Set(FieldOf(i, kHash), static_cast<int64_t>(sequence->hash().placement));
+    agreement_.Set(FieldOf(i, kPromotable), items[i].sequence->host_pages().first_unbacked());
   }
 }
 
@@ -74,8 +79,40 @@ absl::Status StepExchange::Fill(std::span<const ActiveItem> items) {
       HW_RETURN_IF_ERROR(backend.CollectGains(cache_.options().shape, item.sequence->View(layer),
                                               item.gains.Own(buffer_, layer), stream));
     }
+    if (item.recall.size() > 0) HW_RETURN_IF_ERROR(FillRecall(item));
   }
   return absl::OkStatus();
+}
+
+absl::Status StepExchange::FillRecall(const ActiveItem& item) {
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));  // picks' gains are there
+  RecallRegion region = item.recall;
+  region.begin = 0;
+  std::vector<int64_t> entries(region.size());
+  item.sequence->recall()->FillRegion(region, entries);
+  return cache_.backend().CopyToDevice(
+      DeviceBytes(buffer_.Sub(item.recall.begin, item.recall.size())),
+      std::as_bytes(std::span(entries)), cache_.stream());
+}
+
+std::vector<int64_t> StepExchange::RecalledMass(const ActiveItem& item) const {
+  std::vector<int64_t> mass;
+  for (int layer = 0; layer < item.recall.num_layers; ++layer) {
+    for (int row = 0; row < item.recall.rows; ++row) {
+      mass.push_back(sums_[item.recall.Mass(layer, row)]);
+    }
+  }
+  return mass;
+}
+
+PlanInput StepExchange::InputOf(int64_t index, const ActiveItem& item) const {
+  PlanInput input{.gains = item.gains, .recall = item.recall, .buffer = buffer_, .sums = sums_};
+  input.promotable_end = agreement_.Get(FieldOf(index, kPromotable), 0);
+  for (int rank = 1; rank < cache_.options().world_size; ++rank) {
+    input.promotable_end =
+        std::min(input.promotable_end, agreement_.Get(FieldOf(index, kPromotable), rank));
+  }
+  return input;
 }
 
 absl::Status StepExchange::Read() {
@@ -105,8 +142,8 @@ absl::Status StepExchange::CheckItem(int64_t index, const ActiveItem& item) cons
       agreement_.CheckEqual(FieldOf(index, kHash), group, name + ": hash of the previous plan"));
   if (!item.reduces()) return absl::OkStatus();
   const int64_t queries = item.sequence->queries_since_plan() + item.spec.num_tokens;
-  const absl::Status mass =
-      CheckMass(cache_.options().shape, scope, item.gains, queries, /*first_layer=*/0, sums_);
+  const absl::Status mass = CheckMass(cache_.options().shape, scope, item.gains, queries,
+                                      /*first_layer=*/0, sums_, RecalledMass(item));
   return mass.ok() ? mass : Annotate(mass, name);
 }
 

@@ -10,7 +10,9 @@
 #include "worker/rank/agreement.h"
 #include "worker/rank/decode_step.h"
 #include "worker/rank/gains_region.h"
+#include "worker/rank/plan.h"
 #include "worker/rank/rank_cache.h"
+#include "worker/rank/recall_region.h"
 #include "worker/rank/sequence_cache.h"
 
 namespace heavywater {
@@ -24,6 +26,7 @@ struct ActiveItem {
   int64_t used_before = 0;
   std::vector<int32_t> slots;  // [num_layers][num_sets][num_tokens], as far as taken
   GainsRegion gains;           // of size 0 when it reduces none
+  RecallRegion recall;         // of size 0 without recall
   int64_t first_logits_row = 0;
 
   bool plans() const {
@@ -54,10 +57,13 @@ class StepExchange {
   absl::Status CheckItem(int64_t index, const ActiveItem& item) const;
   // Whether any rank has appended and attended.
   bool RanAnywhere(int64_t index) const;
-  DeviceSpan<int64_t> buffer() const { return buffer_; }
+  // What the item's plan follows from.
+  PlanInput InputOf(int64_t index, const ActiveItem& item) const;
 
  private:
   void SetAgreement(std::span<const ActiveItem> items);
+  absl::Status FillRecall(const ActiveItem& item);
+  std::vector<int64_t> RecalledMass(const ActiveItem& item) const;
 
   RankCache& cache_;
   uint64_t step_ = 0;

@@ -84,6 +84,12 @@ absl::StatusOr<DeviceSpan<int64_t>> Workspace::Gains(int64_t count) {
 absl::StatusOr<DeviceSpan<uint8_t>> Workspace::Masks(int64_t count) {
   return Ensure<uint8_t>(masks_, count);
 }
+absl::StatusOr<DeviceSpan<Position>> Workspace::CandidatePositions(int64_t count) {
+  return Ensure<Position>(candidate_positions_, count);
+}
+absl::StatusOr<DeviceSpan<int64_t>> Workspace::CandidateScores(int64_t count) {
+  return Ensure<int64_t>(candidate_scores_, count);
+}
 absl::StatusOr<DeviceSpan<float>> Workspace::Logits(int64_t rows) {
   return Ensure<float>(logits_, rows * options_.vocab_size);
 }
@@ -97,6 +103,8 @@ absl::Status Workspace::ReserveExtraLogits(int64_t rows) {
 void Workspace::TrimGains() {
   gains_ = DeviceBuffer();
   masks_ = DeviceBuffer();
+  candidate_positions_ = DeviceBuffer();
+  candidate_scores_ = DeviceBuffer();
 }
 
 void Workspace::Trim() {

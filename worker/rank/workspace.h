@@ -30,6 +30,8 @@ class Workspace {
   // valid until the next call of the same function or Trim().
   absl::StatusOr<DeviceSpan<int64_t>> Gains(int64_t count);
   absl::StatusOr<DeviceSpan<uint8_t>> Masks(int64_t count);
+  absl::StatusOr<DeviceSpan<Position>> CandidatePositions(int64_t count);
+  absl::StatusOr<DeviceSpan<int64_t>> CandidateScores(int64_t count);
   absl::StatusOr<DeviceSpan<float>> Logits(int64_t rows);  // [rows][vocab_size]
   // Logits rows beyond one for each sequence. RESOURCE_EXHAUSTED.
   absl::Status ReserveExtraLogits(int64_t rows);
@@ -61,6 +63,8 @@ class Workspace {
   DeviceBuffer attention_;
   DeviceBuffer gains_;
   DeviceBuffer masks_;
+  DeviceBuffer candidate_positions_;
+  DeviceBuffer candidate_scores_;
   DeviceBuffer logits_;
 };
 
