@@ -56,6 +56,14 @@ class HostMemoryBackend : public Backend {
                            std::span<const Position> kept, int64_t kept_per_set,
                            DeviceSpan<const int64_t> seeds, int64_t seed_stride,
                            Stream& stream) override;
+  absl::Status ObserveQueries(const KvShape& shape, const ObserveQueriesParams& params,
+                              Stream& stream) override;
+  absl::Status ChooseChannels(const KvShape& shape, const ChooseChannelsParams& params,
+                              Stream& stream) override;
+  absl::Status EncodePages(const KvShape& shape, const EncodePagesParams& params,
+                           Stream& stream) override;
+  absl::Status PromoteSlots(const KvShape& shape, const LayerView& layer,
+                            const PromoteParams& params, Stream& stream) override;
   absl::Status ReleaseSlots(const KvShape& shape, const LayerView& layer, int set,
                             std::span<const int32_t> slots, Stream& stream) override;
 };
