@@ -57,7 +57,7 @@ absl::Status DecodeStep::After() {
     item_status_[i] = exchange_->CheckItem(static_cast<int64_t>(i), items_[i]);
     if (item_status_[i].ok()) {
       HW_RETURN_IF_ERROR(Finish(items_[i]));
-    } else if (items_[i].status.ok() || exchange_->RanAnywhere(static_cast<int64_t>(i))) {
+    } else if (exchange_->RanAnywhere(static_cast<int64_t>(i))) {
       HW_RETURN_IF_ERROR(Undo(items_[i]));
     }
   }

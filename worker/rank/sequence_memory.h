@@ -44,7 +44,7 @@ SequenceBytes BytesOf(const RankCacheOptions& options, const Budget& budget,
 
 // Fields that an item has in a step's agreement, and those of the step itself.
 inline constexpr int kStepFields = 2;
-inline constexpr int kItemFields = 4;
+inline constexpr int kItemFields = 5;
 inline constexpr int kPromptFields = 3;
 
 }  // namespace heavywater
