@@ -39,6 +39,9 @@ absl::Status PromptLayer::Allocate() {
   HW_ASSIGN_OR_RETURN(sums_, allocate(region_.end() * int64_t{sizeof(int64_t)}));
   HW_ASSIGN_OR_RETURN(votes_, allocate(own * int64_t{sizeof(int64_t)}));
   HW_ASSIGN_OR_RETURN(mask_, allocate(own));
+  HW_ASSIGN_OR_RETURN(
+      scratch_, memory.Allocate(MemoryKind::kScratch, cache_.backend().PromptScratchBytes(
+                                                          cache_.options().shape, num_tokens_)));
   return absl::OkStatus();
 }
 
@@ -92,6 +95,7 @@ absl::Status PromptLayer::AppendAndAttend(int layer, Position first, int64_t cou
   attend.score_from = static_cast<Position>(ScoreFrom());
   attend.queries = workspace.queries(count);
   attend.out = workspace.attention(count);
+  attend.scratch = scratch_.As<std::byte>();
   attend.scale = cache_.attention_scale();
   return cache_.backend().AttendPrompt(shape, attend, cache_.stream());
 }

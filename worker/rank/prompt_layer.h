@@ -61,7 +61,8 @@ class PromptLayer {
   LayerStorage kv_;     // slot == position
   DeviceBuffer sums_;   // the agreement, then the region
   DeviceBuffer votes_;  // [own_sets][num_tokens], what the choice ranks by
-  DeviceBuffer mask_;   // [own_sets][num_tokens]
+  DeviceBuffer mask_;
+  DeviceBuffer scratch_;  // [own_sets][num_tokens]
 };
 
 }  // namespace heavywater
