@@ -69,6 +69,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const v1::WorkerConfig& c
                                                        const CommunicatorFactory& connect,
                                                        StopFlag& stop) {
   auto worker = std::unique_ptr<Worker>(new Worker);
+  HW_ASSIGN_OR_RETURN(worker->backend_, MakeBackend(config));
+  HW_RETURN_IF_ERROR(worker->backend_->CheckShape(facts.shape));
   HW_RETURN_IF_ERROR(worker->JoinCacheService(config, facts, advertised_address, stop));
   HW_RETURN_IF_ERROR(worker->Connect(config, connect));
   HW_RETURN_IF_ERROR(worker->LoadModel(config, facts));
@@ -115,7 +117,6 @@ absl::Status Worker::Connect(const v1::WorkerConfig& config, const CommunicatorF
 }
 
 absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts) {
-  HW_ASSIGN_OR_RETURN(backend_, MakeBackend(config));
   HW_ASSIGN_OR_RETURN(model_,
                       CpuLlamaRunner::Create(*facts.file, *communicator_, *backend_,
                                              {.num_threads = config.compute_threads(),
