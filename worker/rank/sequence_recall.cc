@@ -13,11 +13,13 @@
 namespace heavywater {
 
 SequenceRecall::SequenceRecall(const RankCacheOptions& rank, const SequenceOptions& sequence,
-                               DeviceMemory& memory, Stream& stream, const HostPages& pages)
+                               const Budget& budget, DeviceMemory& memory, Stream& stream,
+                               const HostPages& pages)
     : rank_(rank),
       options_(sequence),
       sketch_(SketchShapeOf(rank.shape, sequence.policy.recall)),
       num_sets_(SetLayoutOf(rank, sequence.policy.scope).own_sets),
+      recent_tokens_(budget.recent_tokens),
       memory_(memory),
       stream_(stream),
       host_pages_(pages) {}
@@ -25,7 +27,8 @@ SequenceRecall::SequenceRecall(const RankCacheOptions& rank, const SequenceOptio
 absl::StatusOr<std::unique_ptr<SequenceRecall>> SequenceRecall::Create(
     const RankCacheOptions& rank, const SequenceOptions& sequence, const Budget& budget,
     DeviceMemory& memory, Stream& stream, const HostPages& pages) {
-  std::unique_ptr<SequenceRecall> recall(new SequenceRecall(rank, sequence, memory, stream, pages));
+  std::unique_ptr<SequenceRecall> recall(
+      new SequenceRecall(rank, sequence, budget, memory, stream, pages));
   const RecallBytes bytes = RecallBytesOf(rank, budget, sequence, 0);
   recall->squares_of_all_layers_ = !PromptDemotes(budget, sequence.prompt_tokens);
   HW_ASSIGN_OR_RETURN(recall->squares_, memory.Allocate(MemoryKind::kSketches, bytes.squares));

@@ -29,8 +29,8 @@ struct PromotionCandidate {
 
 // Sketches exist from the first demotion on (sketched()): until then queries are
 // observed, so that they can choose the channels. They are coded at plans: pages
-// that have filled, and the open page every kSketchBlock positions or when a
-// position of it is demoted that has no code yet.
+// that have filled, and the open page every kSketchBlock positions, or sooner when
+// a position without a code is no longer recent and could be demoted.
 class SequenceRecall {
  public:
   // Within the sequence's reservation (RecallBytesOf). All of them outlive it.
@@ -93,7 +93,8 @@ class SequenceRecall {
   };
 
   SequenceRecall(const RankCacheOptions& rank, const SequenceOptions& sequence,
-                 DeviceMemory& memory, Stream& stream, const HostPages& pages);
+                 const Budget& budget, DeviceMemory& memory, Stream& stream,
+                 const HostPages& pages);
   absl::Status AddPages(int64_t tokens);
   absl::Status EncodeLayer(int layer, int64_t first_page, int64_t tokens);
   absl::Status ChooseChannels(int layer, int64_t tokens);
@@ -110,6 +111,7 @@ class SequenceRecall {
   const SequenceOptions options_;
   const SketchShape sketch_;
   const int num_sets_;
+  const int64_t recent_tokens_;
   DeviceMemory& memory_;
   Stream& stream_;
   const HostPages& host_pages_;
@@ -118,9 +120,8 @@ class SequenceRecall {
   DeviceBuffer channels_;               // [num_layers][num_kv_heads][channels]
   std::vector<DeviceBuffer> sketches_;  // [num_pages] of [num_layers][num_kv_heads][page_bytes]
   std::vector<Layer> layers_;
-  int64_t sketched_tokens_ = 0;   // positions below it have a code, in every layer
-  Position newest_demoted_ = -1;  // of this plan, over layers and sets
-  int64_t clock_ = 0;             // queries for which scores have decayed
+  int64_t sketched_tokens_ = 0;  // positions below it have a code, in every layer
+  int64_t clock_ = 0;            // queries for which scores have decayed
   int64_t step_tokens_ = 0;
   bool step_can_pick_ = false;
   std::vector<RecallView> views_;   // [num_layers]

@@ -23,7 +23,6 @@ void SequenceRecall::FillRegion(const RecallRegion& region, std::span<int64_t> b
 
 absl::Status SequenceRecall::BeginPlan(int64_t queries, int64_t tokens_seen, bool evicts) {
   clock_ += queries;
-  newest_demoted_ = -1;
   for (Layer& layer : layers_) layer.ledger.MergeGains();
   return sketched() || evicts ? AddPages(tokens_seen) : absl::OkStatus();
 }
@@ -68,7 +67,6 @@ void SequenceRecall::Demote(int index, int set, std::span<const Position> positi
   for (size_t i = 0; i < positions.size(); ++i) {
     MarkDemoted(layer, set, positions[i]);
     layer.ledger.SetScore(set, positions[i], scores[i], clock_);
-    newest_demoted_ = std::max(newest_demoted_, positions[i]);
   }
 }
 
@@ -87,9 +85,11 @@ void SequenceRecall::Promote(int index, int set, std::span<const Position> posit
   stats_.promoted += static_cast<int64_t>(positions.size());
 }
 
+// Alike in all layers, sets and ranks, whatever they demote.
 bool SequenceRecall::NeedsEncoding(int64_t tokens_seen) const {
-  return newest_demoted_ >= sketched_tokens_ || tokens_seen - sketched_tokens_ >= kSketchBlock ||
-         tokens_seen / sketch_.page_tokens > sketched_tokens_ / sketch_.page_tokens;
+  return !sketched() || tokens_seen - sketched_tokens_ >= kSketchBlock ||
+         tokens_seen / sketch_.page_tokens > sketched_tokens_ / sketch_.page_tokens ||
+         tokens_seen - recent_tokens_ > sketched_tokens_;
 }
 
 absl::Status SequenceRecall::FinishPlan(int64_t tokens_seen) {

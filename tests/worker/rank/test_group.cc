@@ -215,7 +215,8 @@ PlainShape TestGroup::plain_shape() const {
   return {.num_query_heads = options_.query_heads,
           .num_kv_heads = options_.kv_heads,
           .head_dim = options_.head_dim,
-          .dtype = options_.dtype};
+          .dtype = options_.dtype,
+          .page_tokens = options_.page_tokens};
 }
 
 }  // namespace heavywater

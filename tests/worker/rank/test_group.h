@@ -31,9 +31,9 @@ struct TestGroupOptions {
   int64_t reserve_ahead_tokens = 32;
   int64_t device_memory_bytes = 0;
   uint64_t seed = 1;
-  RowSource rows;                // of Q, K and V; none: made from the seed
-  bool cpu_backend = false;      // or the reference
-  std::vector<HostTier*> tiers;  // one for each rank, or none
+  RowSource rows = {};                // of Q, K and V; none: made from the seed
+  bool cpu_backend = false;           // or the reference
+  std::vector<HostTier*> tiers = {};  // one for each rank, or none
 };
 
 // One token of each of some sequences, or more.
