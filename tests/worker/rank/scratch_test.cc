@@ -116,8 +116,7 @@ TEST(BackendShapeTest, AShapeThatTheBackendCannotRunIsRefusedAtOnce) {
     options.shape.head_dim = 12;
     options.hidden_size = 4;
     options.vocab_size = 8;
-    const std::unique_ptr<Backend> backend =
-        cpu ? *CreateCpuBackend({}) : CreateReferenceBackend();
+    const std::unique_ptr<Backend> backend = cpu ? *CreateCpuBackend({}) : CreateReferenceBackend();
     const absl::Status status = RankCache::Create(options, *backend, nullptr).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()),
