@@ -104,8 +104,9 @@ TEST(PeerWatchTest, APeerThatNeverAnsweredIsNotJudged) {
 }
 
 TEST(HealthPingTest, AServerAnswersAndOneThatIsGoneIsNotSilent) {
-  auto server = ServerRuntime::Start({.listen_address = "127.0.0.1:0"}, {},
-                                     std::make_shared<prometheus::Registry>());
+  ServerRuntimeOptions options;
+  options.listen_address = "127.0.0.1:0";
+  auto server = ServerRuntime::Start(options, {}, std::make_shared<prometheus::Registry>());
   ASSERT_TRUE(server.ok()) << server.status();
   const PeerWatch::Ping ping = MakeHealthPing((*server)->address());
   EXPECT_EQ(ping(absl::Seconds(20)), absl::OkStatus());
