@@ -1,5 +1,6 @@
 // Names of policies and scopes, and the presets.
 #include <array>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,8 @@
 
 namespace heavywater {
 namespace {
+
+constexpr std::string_view kRecallPreset = "recall";
 
 template <typename T>
 using Named = std::pair<T, std::string_view>;
@@ -36,14 +39,28 @@ std::string_view NameIn(const std::array<Named<T>, n>& table, T value) {
 
 template <typename T, size_t n>
 absl::StatusOr<T> ParseIn(const std::array<Named<T>, n>& table, const char* what,
-                          std::string_view name) {
+                          std::string_view name, std::string_view also = "") {
   std::string names;
   for (const auto& [value, candidate] : table) {
     if (candidate == name) return value;
     names += (names.empty() ? "" : ", ") + std::string(candidate);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(what, " is \"", std::string(name), "\", want one of: ", names));
+  return absl::InvalidArgumentError(absl::StrCat(what, " is \"", std::string(name),
+                                                 "\", want one of: ", names, std::string(also)));
+}
+
+// The tuned preset: everything that leaves the device stays in reach of queries.
+PolicyOptions RecallPreset() {
+  PolicyOptions options;
+  options.policy = Policy::kSnapKvH2o;
+  options.recall.enabled = true;
+  options.sink_tokens = 4;
+  options.recent_tokens = 32;
+  options.device_ratio = 0.2;
+  options.pooled_seeds = true;
+  options.plan_interval_steps = 16;
+  options.decay = 0.9;
+  return options;
 }
 
 }  // namespace
@@ -56,7 +73,8 @@ std::string_view ScopeName(Scope scope) { return NameIn(kScopes, scope); }
 absl::StatusOr<Scope> ParseScope(std::string_view name) { return ParseIn(kScopes, "scope", name); }
 
 absl::StatusOr<PolicyOptions> Preset(std::string_view name) {
-  const absl::StatusOr<Policy> policy = ParseIn(kPolicies, "preset", name);
+  if (name == kRecallPreset) return RecallPreset();
+  const absl::StatusOr<Policy> policy = ParseIn(kPolicies, "preset", name, ", recall");
   if (!policy.ok()) return policy.status();
   PolicyOptions options;
   options.policy = *policy;

@@ -16,6 +16,9 @@ constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();  // Position
 constexpr int kMaxPlanIntervalSteps = 4096;  // slots for an interval are allocated up front
 constexpr int kMaxPoolKernel = 255;
 constexpr int kMaxWindow = 4096;
+constexpr int kMaxRecallTokens = 4096;
+constexpr int kMaxSketchChannels = 256;  // the largest head size with recall
+constexpr int kMaxPromoteCandidates = 1024;
 
 absl::Status CheckRange(const char* field, int64_t got, int64_t low, int64_t high) {
   if (got >= low && got <= high) return absl::OkStatus();
@@ -53,6 +56,47 @@ absl::Status CheckBudgetFields(const PolicyOptions& options) {
   return absl::OkStatus();
 }
 
+// What goes into slots is solved from the bytes: only `heavy` is left to solve.
+absl::Status CheckDeviceRatio(const PolicyOptions& options) {
+  if (options.device_ratio == 0) return absl::OkStatus();
+  HW_RETURN_IF_ERROR(CheckRatio("device_ratio", options.device_ratio));
+  if (options.policy == Policy::kFull || options.policy == Policy::kSnapKv) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device_ratio is ", options.device_ratio, ", want 0 (none) with policy ",
+                     std::string(PolicyName(options.policy)), ", which is unbounded in decode"));
+  }
+  if (options.heavy_tokens > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("heavy_tokens is ", options.heavy_tokens,
+                                                   ", want 0 with device_ratio, which solves it"));
+  }
+  if (options.recent_tokens > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError("recent_tokens is 0, want 1 or more with device_ratio");
+}
+
+absl::Status CheckRecall(const PolicyOptions& options) {
+  const RecallOptions& recall = options.recall;
+  HW_RETURN_IF_ERROR(CheckRange("recall_tokens", recall.recall_tokens, 1, kMaxRecallTokens));
+  if (!(recall.min_share >= 0 && recall.min_share < 1)) {  // written so that NaN is outside
+    return absl::InvalidArgumentError(
+        absl::StrCat("recall_min_share is ", recall.min_share, ", want 0 or more and below 1"));
+  }
+  HW_RETURN_IF_ERROR(CheckRange("sketch_channels", recall.sketch_channels, 0, kMaxSketchChannels));
+  if (recall.sketch_channels % 8 != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("sketch_channels is ", recall.sketch_channels,
+                                                   ", want a multiple of 8, or 0 for the default"));
+  }
+  HW_RETURN_IF_ERROR(
+      CheckRange("promote_candidates", recall.promote_candidates, 0, kMaxPromoteCandidates));
+  if (recall.all && !recall.enabled) {
+    return absl::InvalidArgumentError("recall_all is true, want recall true with it");
+  }
+  if (recall.enabled && options.policy == Policy::kFull) {
+    return absl::InvalidArgumentError(
+        "recall is true, want false with policy full: nothing is ever demoted there");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Check(const PolicyOptions& options, int64_t prompt_tokens) {
   HW_RETURN_IF_ERROR(CheckRange("prompt_tokens", prompt_tokens, 1, kMaxTokens));
   HW_RETURN_IF_ERROR(CheckBudgetFields(options));
@@ -60,7 +104,9 @@ absl::Status Check(const PolicyOptions& options, int64_t prompt_tokens) {
   HW_RETURN_IF_ERROR(CheckPool(options));
   HW_RETURN_IF_ERROR(
       CheckRange("plan_interval_steps", options.plan_interval_steps, 1, kMaxPlanIntervalSteps));
-  return CheckRatio("decay", options.decay);
+  HW_RETURN_IF_ERROR(CheckRatio("decay", options.decay));
+  HW_RETURN_IF_ERROR(CheckDeviceRatio(options));
+  return CheckRecall(options);
 }
 
 // `ratio` of `tokens`, whole. A ratio such as 0.29 has no exact double: 0.29 * 100

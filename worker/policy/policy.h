@@ -84,7 +84,8 @@ struct Budget {
 
 // The budget for a prompt of `prompt_tokens` (>= 1). INVALID_ARGUMENT naming the
 // field when it cannot work (recent 0, budget below sinks + recent, a ratio
-// outside (0, 1], an even pool_kernel, ...). Never yields an empty set.
+// outside (0, 1], an even pool_kernel, recall where nothing is demoted, ...).
+// Never yields an empty set.
 absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t prompt_tokens);
 
 // Names as in configuration, proto and tables: "full", "streaming", "h2o",
@@ -95,7 +96,8 @@ std::string_view ScopeName(Scope scope);
 absl::StatusOr<Scope> ParseScope(std::string_view name);
 
 // Options as published for a preset ("snapkv_h2o": the system as ordered;
-// "h2o": likewise with sinks 0; every policy name is a preset).
+// "h2o": likewise with sinks 0; every policy name is a preset; "recall": snapkv_h2o
+// tuned, with recall, at 20 % of the full cache's bytes).
 absl::StatusOr<PolicyOptions> Preset(std::string_view name);
 
 }  // namespace heavywater

@@ -30,10 +30,19 @@ struct SequenceStats {
   int64_t tokens_dropped = 0;     // in no tier: the largest number over layers and sets
   int64_t tokens_unbacked = 0;    // without a host row, resident or not
   int64_t plans = 0;              // since the prompt
-  int64_t device_bytes = 0;       // slots, scores and tables now
+  int64_t device_bytes = 0;       // slots, scores, tables and sketches now
   int64_t peak_device_bytes = 0;  // the prompt's whole layer included
   int64_t peak_device_bytes_after_prompt = 0;
   int64_t host_bytes = 0;  // pages reserved
+
+  // Recall, of this rank's KV heads alone; all 0 without it.
+  int64_t recall_queries = 0;    // queries x KV heads x layers that could pick
+  int64_t recall_reads = 0;      // positions that they picked, in all
+  int64_t recall_reads_max = 0;  // the most of one query, KV head and layer
+  int64_t promoted = 0;          // positions that came back into slots, over layers and sets
+  double mass_missing = 0;       // estimated share of attention that went to demoted positions
+                                 // which were not picked: mean of the last sample
+  int64_t sketch_bytes = 0;      // of device_bytes, now
 };
 
 }  // namespace heavywater

@@ -1,6 +1,7 @@
 #include "worker/server/command_runner.h"
 
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,12 +12,6 @@
 
 namespace heavywater {
 namespace {
-
-// Bytes that a full cache of this rank's heads takes.
-int64_t FullCacheBytes(const KvShape& shape, int64_t tokens) {
-  const int64_t pages = (tokens + shape.page_tokens - 1) / shape.page_tokens;
-  return pages * shape.page_tokens * shape.row_bytes() * shape.num_kv_heads * shape.num_layers;
-}
 
 StepDescriptor ToDescriptor(const v1::DecodeCommand& command) {
   StepDescriptor descriptor;
@@ -174,26 +169,21 @@ absl::Status CommandRunner::AfterItem(const v1::DecodeCommand::Item& item) {
 }
 
 absl::StatusOr<CommandResult> CommandRunner::SumFigures(const v1::FiguresCommand& command) {
-  constexpr size_t kNumbers = 7;
+  const int world_size = communicator_.size();
   std::vector<int64_t> numbers;
   for (SequenceId sequence : command.sequence_ids()) {
     HW_ASSIGN_OR_RETURN(const SequenceStats stats, cache_.Stats(sequence));
-    numbers.insert(numbers.end(),
-                   {stats.tokens_demoted, stats.tokens_dropped, stats.device_bytes,
-                    stats.peak_device_bytes_after_prompt, stats.peak_device_bytes, stats.host_bytes,
-                    FullCacheBytes(cache_.options().shape, stats.tokens_seen)});
+    const std::vector<int64_t> own =
+        FiguresToSum(stats, cache_.options().shape, communicator_.rank(), world_size);
+    numbers.insert(numbers.end(), own.begin(), own.end());
   }
   HW_ASSIGN_OR_RETURN(
       numbers, SumOverRanks(std::move(numbers), cache_.backend(), communicator_, cache_.stream()));
   CommandResult result;
-  for (size_t i = 0; i + kNumbers <= numbers.size(); i += kNumbers) {
-    result.figures.push_back({.tokens_demoted = numbers[i],
-                              .tokens_dropped = numbers[i + 1],
-                              .device_bytes = numbers[i + 2],
-                              .device_bytes_peak = numbers[i + 3],
-                              .device_bytes_prompt_peak = numbers[i + 4],
-                              .host_bytes = numbers[i + 5],
-                              .full_cache_bytes = numbers[i + 6]});
+  const auto per_sequence = static_cast<size_t>(NumFigures(world_size));
+  for (size_t i = 0; i < numbers.size(); i += per_sequence) {
+    result.figures.push_back(
+        FiguresFromSums(std::span(numbers).subspan(i, per_sequence), world_size));
   }
   return result;
 }

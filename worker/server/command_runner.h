@@ -18,19 +18,9 @@
 #include "worker/server/kv_recorder.h"
 #include "worker/server/plan_reports.h"
 #include "worker/server/remote_host_tier.h"
+#include "worker/server/sequence_figures.h"
 
 namespace heavywater {
-
-// Of one sequence, summed over the ranks.
-struct SequenceFigures {
-  int64_t tokens_demoted = 0;
-  int64_t tokens_dropped = 0;
-  int64_t device_bytes = 0;
-  int64_t device_bytes_peak = 0;  // after the prompt
-  int64_t device_bytes_prompt_peak = 0;
-  int64_t host_bytes = 0;
-  int64_t full_cache_bytes = 0;  // of as many tokens, rounded up to a page
-};
 
 struct CommandResult {
   absl::Status status;                     // of open and prompt: the sequence cannot go on;

@@ -19,6 +19,13 @@ absl::Status CheckTokens(const char* field, const google::protobuf::RepeatedFiel
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<int32_t>> Tokenise(const char* field, const std::string& text,
+                                              const Tokenizer& tokenizer) {
+  auto tokens = tokenizer.Encode(text, ControlTokens::kAsToken);
+  if (tokens.ok()) return tokens;
+  return absl::Status(tokens.status().code(), absl::StrCat(field, ": ", tokens.status().message()));
+}
+
 absl::StatusOr<std::vector<int32_t>> ParsePrompt(const v1::GenerateRequest& proto,
                                                  const GenerationLimits& limits) {
   if (proto.text().empty() == proto.tokens().empty()) {
@@ -26,15 +33,23 @@ absl::StatusOr<std::vector<int32_t>> ParsePrompt(const v1::GenerateRequest& prot
                                                    " bytes and tokens has ", proto.tokens_size(),
                                                    " ids, want exactly one of the two"));
   }
-  if (!proto.tokens().empty()) {
-    HW_RETURN_IF_ERROR(CheckTokens("tokens", proto.tokens(), limits.vocab_size));
-    return std::vector<int32_t>(proto.tokens().begin(), proto.tokens().end());
+  if (proto.tokens().empty()) return Tokenise("text", proto.text(), limits.tokenizer);
+  HW_RETURN_IF_ERROR(CheckTokens("tokens", proto.tokens(), limits.vocab_size));
+  return std::vector<int32_t>(proto.tokens().begin(), proto.tokens().end());
+}
+
+absl::StatusOr<std::vector<int32_t>> ParseSuffix(const v1::GenerateRequest& proto,
+                                                 const GenerationLimits& limits) {
+  if (!proto.suffix_text().empty() && !proto.suffix_tokens().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "suffix_text has ", proto.suffix_text().size(), " bytes and suffix_tokens has ",
+        proto.suffix_tokens_size(), " ids, want at most one of the two"));
   }
-  auto tokens = limits.tokenizer.Encode(proto.text(), ControlTokens::kAsToken);
-  if (!tokens.ok()) {
-    return absl::Status(tokens.status().code(), absl::StrCat("text: ", tokens.status().message()));
+  if (!proto.suffix_text().empty()) {
+    return Tokenise("suffix_text", proto.suffix_text(), limits.tokenizer);
   }
-  return *std::move(tokens);
+  HW_RETURN_IF_ERROR(CheckTokens("suffix_tokens", proto.suffix_tokens(), limits.vocab_size));
+  return std::vector<int32_t>(proto.suffix_tokens().begin(), proto.suffix_tokens().end());
 }
 
 absl::StatusOr<int> ParseNewTokens(const v1::GenerateRequest& proto,
@@ -63,12 +78,13 @@ absl::StatusOr<SamplerOptions> ParseSampling(const v1::Sampling& proto) {
 }
 
 absl::Status CheckContext(const GenerationRequest& request, const GenerationLimits& limits) {
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
-  if (prompt + request.max_new_tokens <= limits.context_tokens) return absl::OkStatus();
+  const size_t given = request.prompt.size() + request.suffix.size();
+  const int64_t all = static_cast<int64_t>(given) + request.max_new_tokens;
+  if (all <= limits.context_tokens) return absl::OkStatus();
   return absl::OutOfRangeError(
-      absl::StrCat("prompt of ", prompt, " tokens and ", request.max_new_tokens, " new ones make ",
-                   prompt + request.max_new_tokens, ", want at most the model's context of ",
-                   limits.context_tokens));
+      absl::StrCat("prompt of ", request.prompt.size(), " tokens, ", request.suffix.size(),
+                   " appended and ", request.max_new_tokens, " new ones make ", all,
+                   ", want at most the model's context of ", limits.context_tokens));
 }
 
 }  // namespace
@@ -77,13 +93,17 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
                                                        const GenerationLimits& limits) {
   GenerationRequest request;
   HW_ASSIGN_OR_RETURN(request.prompt, ParsePrompt(proto, limits));
+  HW_ASSIGN_OR_RETURN(request.suffix, ParseSuffix(proto, limits));
   HW_ASSIGN_OR_RETURN(request.max_new_tokens, ParseNewTokens(proto, limits));
   HW_ASSIGN_OR_RETURN(request.sampling, ParseSampling(proto.sampling()));
   HW_RETURN_IF_ERROR(CheckContext(request, limits));
-  HW_ASSIGN_OR_RETURN(request.sequence.policy, PolicyFromProto(proto.policy()));
+  HW_ASSIGN_OR_RETURN(request.sequence.policy,
+                      PolicyFromProto(proto.policy(), limits.default_policy));
   request.sequence.prompt_tokens = static_cast<int64_t>(request.prompt.size());
   // The last new token is given out, not taken in.
-  request.sequence.max_tokens = request.sequence.prompt_tokens + request.max_new_tokens - 1;
+  request.sequence.max_tokens = request.sequence.prompt_tokens +
+                                static_cast<int64_t>(request.suffix.size()) +
+                                request.max_new_tokens - 1;
   request.sequence.on_host_full = limits.on_host_full;
   HW_ASSIGN_OR_RETURN(request.budget,
                       ResolveBudget(request.sequence.policy, request.sequence.prompt_tokens));

@@ -15,6 +15,7 @@ namespace heavywater {
 
 struct GenerationRequest {
   std::vector<int32_t> prompt;  // at least one
+  std::vector<int32_t> suffix;  // appended once the prompt is compressed
   SequenceOptions sequence;     // every field set
   Budget budget;                // what its policy resolves to
   SamplerOptions sampling;
@@ -32,6 +33,7 @@ struct GenerationLimits {
   int64_t context_tokens = 0;
   int vocab_size = 0;
   OnHostFull on_host_full = OnHostFull::kStop;
+  std::string default_policy = "snapkv_h2o";  // of requests that name none
 };
 
 // INVALID_ARGUMENT naming the field, what came and what was wanted;

@@ -51,7 +51,8 @@ v1::Fingerprint MakeFingerprint(const ModelConfig& config, const std::string& co
 }
 
 v1::ModelInfo MakeModelInfo(const ModelConfig& config, const TokenizerSpec& tokenizer,
-                            const v1::Fingerprint& fingerprint, int tensor_parallel) {
+                            const v1::Fingerprint& fingerprint, int tensor_parallel,
+                            const std::string& default_policy) {
   v1::ModelInfo info;
   info.set_name(config.name);
   info.set_architecture("llama");
@@ -71,7 +72,7 @@ v1::ModelInfo MakeModelInfo(const ModelConfig& config, const TokenizerSpec& toke
   info.set_eos_token(tokenizer.end_of_turn);
   info.set_chat_template(tokenizer.chat_template);
   info.set_server_version(kVersion);
-  info.set_default_policy("snapkv_h2o");
+  info.set_default_policy(default_policy);
   return info;
 }
 

@@ -19,7 +19,8 @@ v1::Fingerprint MakeFingerprint(const ModelConfig& config, const std::string& co
                                 const KvShape& shape);
 
 v1::ModelInfo MakeModelInfo(const ModelConfig& config, const TokenizerSpec& tokenizer,
-                            const v1::Fingerprint& fingerprint, int tensor_parallel);
+                            const v1::Fingerprint& fingerprint, int tensor_parallel,
+                            const std::string& default_policy);
 
 // The stream of GetModel: ModelInfo first, then pieces and merges in order, no
 // message above about a mebibyte.

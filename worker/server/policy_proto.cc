@@ -53,10 +53,28 @@ absl::Status TakeNumbers(const v1::PolicyOptions& proto, PolicyOptions& options)
   return TakeField("decay", proto.decay(), options.decay);
 }
 
+// Whether these numbers can be is ResolveBudget()'s to say.
+absl::Status TakeRecall(const v1::PolicyOptions& proto, PolicyOptions& options) {
+  RecallOptions& recall = options.recall;
+  if (proto.has_recall()) recall.enabled = proto.recall();
+  if (proto.has_recall_all()) recall.all = proto.recall_all();
+  if (proto.has_recall_min_share()) recall.min_share = proto.recall_min_share();
+  if (proto.has_promote_candidates()) recall.promote_candidates = proto.promote_candidates();
+  if (proto.has_device_ratio()) {
+    options.device_ratio = proto.device_ratio();
+  } else if (proto.heavy_tokens() != 0 || proto.heavy_ratio() != 0) {
+    options.device_ratio = 0;  // another budget was asked for than the preset's
+  }
+  if (proto.has_pooled_seeds()) options.pooled_seeds = proto.pooled_seeds();
+  HW_RETURN_IF_ERROR(TakeField("recall_tokens", proto.recall_tokens(), recall.recall_tokens));
+  return TakeField("sketch_channels", proto.sketch_channels(), recall.sketch_channels);
+}
+
 }  // namespace
 
-absl::StatusOr<PolicyOptions> PolicyFromProto(const v1::PolicyOptions& proto) {
-  auto preset = Preset(proto.policy().empty() ? "snapkv_h2o" : proto.policy());
+absl::StatusOr<PolicyOptions> PolicyFromProto(const v1::PolicyOptions& proto,
+                                              const std::string& unnamed) {
+  auto preset = Preset(proto.policy().empty() ? unnamed : proto.policy());
   if (!preset.ok()) {
     return absl::Status(preset.status().code(),
                         absl::StrCat("policy.policy: ", preset.status().message()));
@@ -74,6 +92,7 @@ absl::StatusOr<PolicyOptions> PolicyFromProto(const v1::PolicyOptions& proto) {
     HW_ASSIGN_OR_RETURN(options.pooling, ParsePooling(proto.pooling()));
   }
   HW_RETURN_IF_ERROR(TakeNumbers(proto, options));
+  HW_RETURN_IF_ERROR(TakeRecall(proto, options));
   if (proto.has_sink_tokens()) options.sink_tokens = proto.sink_tokens();
   if (options.sink_tokens < 0) {
     return absl::InvalidArgumentError(
@@ -97,6 +116,14 @@ v1::PolicyOptions PolicyToProto(const PolicyOptions& options) {
   proto.set_pool_kernel(options.pool_kernel);
   proto.set_plan_interval_steps(options.plan_interval_steps);
   proto.set_decay(options.decay);
+  proto.set_recall(options.recall.enabled);
+  proto.set_recall_all(options.recall.all);
+  proto.set_recall_tokens(options.recall.recall_tokens);
+  proto.set_recall_min_share(options.recall.min_share);
+  proto.set_sketch_channels(options.recall.sketch_channels);
+  proto.set_promote_candidates(options.recall.promote_candidates);
+  proto.set_device_ratio(options.device_ratio);
+  proto.set_pooled_seeds(options.pooled_seeds);
   return proto;
 }
 
@@ -110,6 +137,15 @@ v1::ResolvedBudget BudgetToProto(const PolicyOptions& options, const Budget& bud
   proto.set_bounded_decode(budget.bounded_decode);
   proto.set_plan_interval_steps(options.plan_interval_steps);
   proto.set_decay(options.decay);
+  proto.set_device_ratio(options.device_ratio);
+  proto.set_pooled_seeds(options.pooled_seeds);
+  if (!options.recall.enabled) return proto;
+  proto.set_recall(true);
+  proto.set_recall_all(options.recall.all);
+  proto.set_recall_tokens(options.recall.recall_tokens);
+  proto.set_recall_min_share(options.recall.min_share);
+  proto.set_sketch_channels(options.recall.sketch_channels);
+  proto.set_promote_candidates(options.recall.promote_candidates);
   return proto;
 }
 

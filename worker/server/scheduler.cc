@@ -175,6 +175,7 @@ absl::Status Scheduler::StartDecode(SequenceRun& run, std::span<const float> log
   HW_RETURN_IF_ERROR(RefreshFigures({&run}));
   HW_ASSIGN_OR_RETURN(const SequenceStats stats, runner_.cache().Stats(run.id()));
   metrics_.AddPromptTokens(stats.prompt_tokens);
+  if (run.appending()) return absl::OkStatus();  // the first token follows the suffix
   const absl::Status taken = run.TakeLogits(logits, stats);
   if (!taken.ok()) return End(run, taken);
   metrics_.AddTokens(1);

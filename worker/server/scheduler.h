@@ -23,6 +23,7 @@ struct SchedulerOptions {
   int max_batch = 64;
   int report_interval_plans = 16;
   int figures_interval_steps = 8;                     // between sums over ranks for live figures
+  int64_t append_step_tokens = 64;                    // of all suffixes in one decode step
   absl::Duration max_stall = absl::Milliseconds(50);  // of decode, by prompts
   absl::Duration comm_timeout = absl::Seconds(30);
 };
@@ -57,8 +58,10 @@ class Scheduler {
   SequenceRun* NextPrompt();
   absl::Status StartDecode(SequenceRun& run, std::span<const float> logits);
   absl::StatusOr<bool> RunDecode();
-  v1::DecodeCommand::Item MakeItem(const SequenceRun& run) const;
-  absl::Status AfterDecode(const std::vector<SequenceRun*>& runs, const CommandResult& result);
+  std::vector<SequenceRun*> FillDecode(v1::DecodeCommand& decode) const;
+  v1::DecodeCommand::Item MakeItem(const SequenceRun& run, int64_t token_limit) const;
+  absl::Status AfterDecode(const std::vector<SequenceRun*>& runs, const v1::DecodeCommand& decode,
+                           const CommandResult& result, absl::Duration took);
   absl::Status RefreshFigures(const std::vector<SequenceRun*>& runs);
   // Frees the sequence on all ranks and then tells the client how it ended:
   // with the summary, or with an error. `run` is gone afterwards.

@@ -1,4 +1,6 @@
 // The scheduler's decode steps, and the end of sequences.
+#include <algorithm>
+#include <span>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -18,31 +20,44 @@ constexpr absl::Duration kFullQueuePoll = absl::Milliseconds(5);
 absl::StatusOr<bool> Scheduler::RunDecode() {
   v1::GroupCommand command;
   v1::DecodeCommand& decode = *command.mutable_decode();
-  std::vector<SequenceRun*> runs;
-  for (const auto& run : runs_) {
-    if (!run->prompt_done() || run->responses().full()) continue;
-    *decode.add_items() = MakeItem(*run);
-    runs.push_back(run.get());
-  }
+  const std::vector<SequenceRun*> runs = FillDecode(decode);
   if (runs.empty()) return false;
   decode.set_step(++step_);
   const absl::Time start = absl::Now();
   HW_ASSIGN_OR_RETURN(const CommandResult result, Execute(command));
-  metrics_.ObserveStep("decode", absl::Now() - start);
+  const absl::Duration took = absl::Now() - start;
+  metrics_.ObserveStep("decode", took);
   if (!result.status.ok()) {
     for (SequenceRun* run : runs) HW_RETURN_IF_ERROR(End(*run, result.status));
     return true;
   }
-  HW_RETURN_IF_ERROR(AfterDecode(runs, result));
+  HW_RETURN_IF_ERROR(AfterDecode(runs, decode, result, took));
   return true;
 }
 
-v1::DecodeCommand::Item Scheduler::MakeItem(const SequenceRun& run) const {
+// One token of each sequence; suffixes share what room is left.
+std::vector<SequenceRun*> Scheduler::FillDecode(v1::DecodeCommand& decode) const {
+  std::vector<SequenceRun*> runs;
+  for (const auto& run : runs_) {
+    if (run->prompt_done() && !run->responses().full()) runs.push_back(run.get());
+  }
+  const auto ones = static_cast<int64_t>(runs.size());
+  int64_t room =
+      std::min(options_.append_step_tokens, runner_.cache().options().max_step_tokens - ones);
+  for (const SequenceRun* run : runs) {
+    *decode.add_items() = MakeItem(*run, 1 + room);
+    room -= decode.items().rbegin()->tokens_size() - 1;
+  }
+  return runs;
+}
+
+v1::DecodeCommand::Item Scheduler::MakeItem(const SequenceRun& run, int64_t token_limit) const {
+  const std::span<const int32_t> tokens = run.NextTokens(token_limit);
   v1::DecodeCommand::Item item;
   item.set_sequence_id(run.id());
   item.set_first_position(static_cast<Position>(run.tokens_seen()));
-  item.add_tokens(run.next_token());
-  item.set_plan_due(runner_.cache().PlanDue(run.id(), 1));
+  item.mutable_tokens()->Add(tokens.begin(), tokens.end());
+  item.set_plan_due(runner_.cache().PlanDue(run.id(), item.tokens_size()));
   const auto stats = runner_.cache().Stats(run.id());
   // Plans count from 1 at the prompt's end, so this one's number is plans + 2.
   item.set_report_sets(item.plan_due() && stats.ok() &&
@@ -51,29 +66,32 @@ v1::DecodeCommand::Item Scheduler::MakeItem(const SequenceRun& run) const {
 }
 
 absl::Status Scheduler::AfterDecode(const std::vector<SequenceRun*>& runs,
-                                    const CommandResult& result) {
-  std::vector<SequenceRun*> advanced;
+                                    const v1::DecodeCommand& decode, const CommandResult& result,
+                                    absl::Duration took) {
+  std::vector<std::pair<SequenceRun*, size_t>> advanced;  // with its item
+  std::vector<SequenceRun*> alive;
   for (size_t i = 0; i < runs.size(); ++i) {
-    if (result.item_status[i].ok()) {
-      runs[i]->TokenTaken();
-      advanced.push_back(runs[i]);
-    } else {
+    if (!result.item_status[i].ok()) {
       HW_RETURN_IF_ERROR(End(*runs[i], result.item_status[i]));
+      continue;
     }
+    const int taken = decode.items(static_cast<int>(i)).tokens_size();
+    if (runs[i]->appending()) metrics_.AddPromptTokens(taken);
+    runs[i]->TokensTaken(taken, took);
+    alive.push_back(runs[i]);
+    if (!runs[i]->appending()) advanced.push_back({runs[i], i});
   }
   if (step_ % static_cast<uint64_t>(options_.figures_interval_steps) == 0) {
-    HW_RETURN_IF_ERROR(RefreshFigures(advanced));
+    HW_RETURN_IF_ERROR(RefreshFigures(alive));
   }
   metrics_.AddTokens(static_cast<int64_t>(advanced.size()));
-  for (size_t i = 0, next = 0; i < result.logits.size(); ++i) {
-    if (!result.item_status[i].ok()) continue;
-    SequenceRun& run = *advanced[next++];
-    HW_ASSIGN_OR_RETURN(const SequenceStats stats, runner_.cache().Stats(run.id()));
-    const absl::Status taken = run.TakeLogits(result.logits[i], stats);
+  for (const auto& [run, item] : advanced) {
+    HW_ASSIGN_OR_RETURN(const SequenceStats stats, runner_.cache().Stats(run->id()));
+    const absl::Status taken = run->TakeLogits(result.logits[item], stats);
     if (!taken.ok()) {
-      HW_RETURN_IF_ERROR(End(run, taken));
-    } else if (run.finished()) {
-      HW_RETURN_IF_ERROR(Complete(run));
+      HW_RETURN_IF_ERROR(End(*run, taken));
+    } else if (run->finished()) {
+      HW_RETURN_IF_ERROR(Complete(*run));
     }
   }
   return absl::OkStatus();

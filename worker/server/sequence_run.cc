@@ -11,11 +11,23 @@
 namespace heavywater {
 namespace {
 
+// Of a suffix in one step: through all layers, while other sequences wait.
+constexpr int64_t kAppendTokens = 16;
+
 void FillCounts(const SequenceStats& stats, v1::SequenceCounts& counts) {
   counts.set_tokens_seen(stats.tokens_seen);
   counts.set_tokens_resident(static_cast<double>(stats.tokens_resident));
   counts.set_tokens_demoted(static_cast<double>(stats.tokens_demoted));
   counts.set_tokens_dropped(static_cast<double>(stats.tokens_dropped));
+}
+
+void FillRecall(const SequenceFigures& figures, int world_size, v1::RecallCounts& counts) {
+  counts.set_queries(figures.recall_queries);
+  counts.set_reads(figures.recall_reads);
+  counts.set_reads_max(figures.recall_reads_max);
+  counts.set_promoted(static_cast<double>(figures.promoted) / world_size);
+  counts.set_mass_missing(figures.mass_missing);
+  counts.set_sketch_bytes(figures.sketch_bytes);
 }
 
 }  // namespace
@@ -57,6 +69,30 @@ void SequenceRun::ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration
   if (++layer_ < num_layers) return;
   prompt_done_ = true;
   tokens_seen_ = request().sequence.prompt_tokens;
+}
+
+// Up to a plan, so that the append takes no more slots than an interval's; several
+// intervals when they are short (its slots are given back at the plan).
+int64_t SequenceRun::AppendTokens() const {
+  const SequenceOptions& sequence = request().sequence;
+  const int64_t interval = sequence.policy.plan_interval_steps;
+  const int64_t since_plan = (tokens_seen_ - sequence.prompt_tokens) % interval;
+  if (interval >= kAppendTokens) return std::min(kAppendTokens, interval - since_plan);
+  return kAppendTokens / interval * interval - since_plan;
+}
+
+std::span<const int32_t> SequenceRun::NextTokens(int64_t limit) const {
+  if (!appending()) return {&next_token_, 1};
+  const std::span<const int32_t> left = std::span(request().suffix).subspan(suffix_taken_);
+  const int64_t count = std::min({AppendTokens(), limit, static_cast<int64_t>(left.size())});
+  return left.first(static_cast<size_t>(count));
+}
+
+void SequenceRun::TokensTaken(int64_t count, absl::Duration took) {
+  tokens_seen_ += count;
+  if (!appending()) return;
+  suffix_taken_ += static_cast<size_t>(count);
+  suffix_time_ += took;
 }
 
 absl::Status SequenceRun::TakeLogits(std::span<const float> logits, const SequenceStats& stats) {
@@ -126,9 +162,14 @@ void SequenceRun::SendSummary(const SequenceStats& stats, int world_size, int64_
   summary.set_full_cache_bytes(figures_.full_cache_bytes);
   summary.set_prompt_tokens(stats.prompt_tokens);
   summary.set_new_tokens(new_tokens_);
+  summary.set_suffix_tokens(static_cast<int64_t>(suffix_taken_));
+  summary.set_suffix_seconds(absl::ToDoubleSeconds(suffix_time_));
   summary.set_prompt_seconds(absl::ToDoubleSeconds(prompt_time_));
   summary.set_decode_seconds(absl::ToDoubleSeconds(last_token_time_ - first_token_time_));
   summary.set_plan(plan);
+  if (request().sequence.policy.recall.enabled) {
+    FillRecall(figures_, world_size, *summary.mutable_recall());
+  }
   response.set_device_bytes(figures_.device_bytes);
   response.set_host_bytes(figures_.host_bytes);
   *response.mutable_counts() = summary.counts();

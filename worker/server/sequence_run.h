@@ -38,10 +38,14 @@ class SequenceRun {
   v1::PromptLayerCommand NextChunk() const;
   void ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration took);
 
-  // The token that the next step takes in, at tokens_seen.
-  int32_t next_token() const { return next_token_; }
+  // Whether the suffix, appended after the prompt, is not all taken in yet: no
+  // token is chosen until it is.
+  bool appending() const { return suffix_taken_ < request().suffix.size(); }
+  // What the next step takes in, at tokens_seen: the next part of the suffix, at
+  // most `limit` (>= 1) tokens of it, or the token chosen last.
+  std::span<const int32_t> NextTokens(int64_t limit) const;
   int64_t tokens_seen() const { return tokens_seen_; }
-  void TokenTaken() { ++tokens_seen_; }
+  void TokensTaken(int64_t count, absl::Duration took);
 
   // Chooses the next token from the distribution that follows the tokens seen
   // (or takes the forced one) and tells the client.
@@ -57,6 +61,7 @@ class SequenceRun {
  private:
   SequenceRun(std::shared_ptr<Generation> generation, const Tokenizer& tokenizer, Sampler sampler);
   absl::Status ChooseToken(std::span<const float> logits);
+  int64_t AppendTokens() const;
   void NoteFinish();
   void Send(std::span<const float> logits, const std::string& text, const SequenceStats& stats);
 
@@ -68,11 +73,13 @@ class SequenceRun {
   int64_t chunk_begin_ = 0;
   bool prompt_done_ = false;
   int64_t tokens_seen_ = 0;
+  size_t suffix_taken_ = 0;
   int32_t next_token_ = 0;
   int new_tokens_ = 0;
   std::string finish_reason_;  // empty: goes on
   SequenceFigures figures_;
   absl::Duration prompt_time_;
+  absl::Duration suffix_time_;
   absl::Time first_token_time_;
   absl::Time last_token_time_;
 };

@@ -71,6 +71,7 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_max_batch(64);
   config.set_max_queued(256);
   config.set_max_stall_ms(50);
+  config.set_default_policy("snapkv_h2o");
   config.set_report_interval_plans(16);
   config.set_drain_ms(5000);
   config.set_log_level("info");
@@ -83,6 +84,10 @@ absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckOneOf("backend", config.backend(), {"cpu", "reference"}));
   HW_RETURN_IF_ERROR(CheckOneOf("cpu_target", config.cpu_target(), {"best", "avx2", "avx512"}));
   HW_RETURN_IF_ERROR(CheckOneOf("on_host_full", config.on_host_full(), {"stop", "drop"}));
+  const absl::Status preset = Preset(config.default_policy()).status();
+  if (!preset.ok()) {
+    return absl::Status(preset.code(), absl::StrCat("default_policy: ", preset.message()));
+  }
   if (config.group().empty()) return absl::InvalidArgumentError("group is empty, want a name");
   if (config.model().empty()) {
     return absl::InvalidArgumentError("model is empty, want the path of a GGUF file");

@@ -119,9 +119,10 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
   HW_ASSIGN_OR_RETURN(const ModelFacts facts, ReadModelFacts(config));
   auto registry = std::make_shared<prometheus::Registry>();
   WorkerMetrics metrics(registry);
-  GenerationService service(MakeModelMessages(
-      MakeModelInfo(facts.config, facts.tokenizer->spec(), facts.fingerprint, config.size()),
-      facts.tokenizer->spec()));
+  GenerationService service(
+      MakeModelMessages(MakeModelInfo(facts.config, facts.tokenizer->spec(), facts.fingerprint,
+                                      config.size(), config.default_policy()),
+                        facts.tokenizer->spec()));
   std::vector<grpc::Service*> services;
   if (config.rank() == 0) services.push_back(&service);
   HW_ASSIGN_OR_RETURN(const std::unique_ptr<ServerRuntime> runtime,

@@ -33,8 +33,8 @@ const prometheus::Histogram::BucketBoundaries& StepBuckets() {
 WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
     : registry_(std::move(registry)),
       tokens_(Counter(*registry_, "heavywater_tokens_generated_total", "New tokens given out")),
-      prompt_tokens_(
-          Counter(*registry_, "heavywater_prompt_tokens_total", "Tokens of finished prompts")),
+      prompt_tokens_(Counter(*registry_, "heavywater_prompt_tokens_total",
+                             "Tokens of finished prompts and of what was appended")),
       step_seconds_(prometheus::BuildHistogram()
                         .Name("heavywater_step_seconds")
                         .Help("Time of one prompt chunk or one decode step of the group")
@@ -50,7 +50,14 @@ WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
                         "Host pages of running sequences of this rank")),
       plans_(Counter(*registry_, "heavywater_plans_total", "Plans in decode")),
       evictions_(Counter(*registry_, "heavywater_evicted_positions_total",
-                         "Positions that lost their slot")),
+                         "Positions that lost their slot, less those that came back")),
+      recall_reads_(Counter(*registry_, "heavywater_recall_reads_total",
+                            "Demoted positions that queries read in place, by KV head and layer")),
+      promoted_(Counter(*registry_, "heavywater_promoted_total",
+                        "Demoted positions that came back into slots, by layer and set")),
+      mass_missing_(Gauge(*registry_, "heavywater_attention_mass_missing_ratio",
+                          "Estimated share of attention that demoted positions would have had "
+                          "which were not picked; mean over running sequences with recall")),
       reports_queued_(Gauge(*registry_, "heavywater_reports_queued",
                             "Reports that wait for the cache service")),
       reports_dropped_(Gauge(*registry_, "heavywater_reports_dropped",
@@ -82,6 +89,7 @@ void WorkerMetrics::Update(const RankCache& cache, bool now) {
 
 void WorkerMetrics::UpdateTokens(const RankCache& cache) {
   SequenceStats sum;
+  int64_t recalling = 0;
   std::map<SequenceId, Progress> progress;
   for (SequenceId sequence : cache.sequence_ids()) {
     const auto stats = cache.Stats(sequence);
@@ -93,10 +101,18 @@ void WorkerMetrics::UpdateTokens(const RankCache& cache) {
     sum.host_bytes += stats->host_bytes;
     const Progress last = progress_[sequence];
     Progress& next = progress[sequence];
-    next = {stats->plans, stats->tokens_demoted + stats->tokens_dropped};
+    next = {stats->plans, stats->tokens_demoted + stats->tokens_dropped, stats->recall_reads,
+            stats->promoted};
     plans_.Increment(static_cast<double>(next.plans - last.plans));
     evictions_.Increment(static_cast<double>(next.evicted - last.evicted));
+    recall_reads_.Increment(static_cast<double>(next.recall_reads - last.recall_reads));
+    promoted_.Increment(static_cast<double>(next.promoted - last.promoted));
+    if (stats->recall_queries == 0) continue;
+    ++recalling;
+    sum.mass_missing += stats->mass_missing;
   }
+  // The last value stays while nothing runs: there is nothing newer to say.
+  if (recalling > 0) mass_missing_.Set(sum.mass_missing / static_cast<double>(recalling));
   progress_ = std::move(progress);
   positions_.Add({{"state", "seen"}}).Set(static_cast<double>(sum.tokens_seen));
   positions_.Add({{"state", "resident"}}).Set(static_cast<double>(sum.tokens_resident));

@@ -34,6 +34,8 @@ class WorkerMetrics {
   struct Progress {
     int64_t plans = 0;
     int64_t evicted = 0;
+    int64_t recall_reads = 0;
+    int64_t promoted = 0;
   };
   void UpdateTokens(const RankCache& cache);
 
@@ -48,6 +50,9 @@ class WorkerMetrics {
   prometheus::Gauge& host_bytes_;
   prometheus::Counter& plans_;
   prometheus::Counter& evictions_;
+  prometheus::Counter& recall_reads_;
+  prometheus::Counter& promoted_;
+  prometheus::Gauge& mass_missing_;
   prometheus::Gauge& reports_queued_;
   prometheus::Gauge& reports_dropped_;
   prometheus::Gauge& link_up_;

@@ -91,6 +91,7 @@ class Client:
         self,
         prompt: str | Sequence[int],
         *,
+        suffix: str | Sequence[int] = (),
         max_new_tokens: int = 0,
         policy: common_pb2.PolicyOptions | None = None,
         temperature: float = 0.0,
@@ -101,7 +102,11 @@ class Client:
         request_id: str = "",
         tenant: str = "",
     ) -> Generation:
-        """Continues a prompt, given as text or token ids. The defaults are the API's."""
+        """Continues a prompt, given as text or token ids. The defaults are the API's.
+
+        `suffix` is appended after the policy has compressed the prompt, as a second turn
+        would be; what is generated follows it.
+        """
         request = generation_pb2.GenerateRequest(
             max_new_tokens=max_new_tokens,
             ignore_eos=ignore_eos,
@@ -116,6 +121,10 @@ class Client:
             request.text = prompt
         else:
             request.tokens.extend(prompt)
+        if isinstance(suffix, str):
+            request.suffix_text = suffix
+        else:
+            request.suffix_tokens.extend(suffix)
         with translated():
             return Generation(_wanted(self._generation, "worker").Generate(request))
 

@@ -81,6 +81,11 @@ class Generation:
         self.cancel()
 
 
+def mean_reads(counts: common_pb2.RecallCounts) -> float:
+    """Demoted positions that a query read in place: mean over queries, KV heads and layers."""
+    return counts.reads / counts.queries if counts.queries else 0.0
+
+
 def _token(response: generation_pb2.GenerateResponse) -> Token:
     logits = np.frombuffer(response.logits, dtype="<f4") if response.logits else None
     return Token(

@@ -62,6 +62,56 @@ def test_generate_asks_for_the_budget_in_equal_halves(servers: FakeServers) -> N
     assert (policy.policy, policy.heavy_ratio, policy.recent_ratio) == ("h2o", 0.2, 0.2)
 
 
+def test_generate_asks_for_recall_by_its_preset_and_the_share_of_bytes(servers: FakeServers) -> None:
+    for arguments in (["--budget", "0.1"], ["--device-ratio", "0.1", "--recall-tokens", "all"], ["--no-recall"]):
+        assert run("generate", "hi", "--policy", "recall", *arguments, "--address", servers.address).returncode == 0
+    tenth, everything, without = (request.policy for request in servers.worker.requests)
+    assert (tenth.policy, tenth.device_ratio, tenth.heavy_ratio) == ("recall", 0.1, 0)
+    assert not tenth.HasField("recall")
+    assert (everything.device_ratio, everything.recall_all) == (0.1, True)
+    assert without.HasField("recall")
+    assert not without.recall
+
+
+def test_generate_adds_recall_to_any_policy(servers: FakeServers) -> None:
+    options = ["--policy", "h2o", "--recall", "--recall-tokens", "32", "--device-ratio", "0.2"]
+    figures = run_json("generate", "hi", *options, "--address", servers.address)
+    policy = servers.worker.requests[0].policy
+    assert (policy.policy, policy.recall, policy.recall_tokens) == ("h2o", True, 32)
+    assert (policy.device_ratio, policy.recent_tokens, policy.heavy_ratio) == (0.2, 32, 0)
+    assert figures["recall"] == {
+        "recall_tokens": 32,
+        "reads_mean": 2.5,
+        "reads_max": 7,
+        "promoted": 3,
+        "mass_missing": 0.125,
+        "sketch_bytes": 9,
+    }
+
+
+def test_generate_describes_what_recall_did(servers: FakeServers) -> None:
+    done = run("generate", "hi", "--policy", "recall", "--address", servers.address)
+    said = " ".join(done.stderr.split())
+    assert "read 2.5 demoted tokens in place (at most 7), 12.5% of attention missing" in said
+
+
+@pytest.mark.parametrize("tokens", ["0", "-1", "some"])
+def test_generate_refuses_a_number_of_recalled_tokens_that_is_none(tokens: str) -> None:
+    done = run("generate", "hi", f"--recall-tokens={tokens}")
+    assert done.returncode == 1
+    assert done.stderr == f'error: --recall-tokens {tokens}, want a number from 1 up or "all"\n'
+
+
+def test_generate_appends_a_question_after_the_text(servers: FakeServers) -> None:
+    run("generate", "a text", "--question-after", "why", "--address", servers.address)
+    figures = run_json("generate", "a text", "--chat", "--question-after", "why", "--address", servers.address)
+    plain, chat = servers.worker.requests
+    assert (plain.text, plain.suffix_text) == ("a text", "why")
+    assert chat.text == "<|im_start|>user\na text\n\n"
+    assert chat.suffix_text == "why<|im_end|>\n<|im_start|>assistant\n"
+    assert figures["suffix_tokens"] == len(chat.suffix_text)
+
+
 @pytest.mark.parametrize("arguments", [[], ["text", "--file", "x"]])
 def test_generate_wants_one_input(arguments: list[str]) -> None:
     done = run("generate", *arguments)

@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 from heavywater.crc32c import crc32c
 from heavywater.v1 import (
+    common_pb2,
     generation_pb2,
     generation_pb2_grpc,
     page_store_pb2,
@@ -28,6 +29,10 @@ MERGES = ("a b", "Ġ ab")
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# 2.5 positions a query in the mean.
+RECALL_COUNTS = common_pb2.RecallCounts(
+    queries=4, reads=10, reads_max=7, promoted=3, mass_missing=0.125, sketch_bytes=9
 )
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 4
 
@@ -57,7 +62,9 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
         if not request.text and not request.tokens:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "neither text nor tokens, want one")
         context.add_callback(self.cancelled.set)
-        seen = len(request.tokens) or len(request.text)
+        prompt = len(request.tokens) or len(request.text)
+        suffix = len(request.suffix_tokens) or len(request.suffix_text)
+        seen = prompt + suffix
         count = len(request.forced_tokens) or request.max_new_tokens
         budget = request.policy.heavy_tokens + request.policy.recent_tokens or seen
         for index in range(count):
@@ -72,13 +79,17 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
             yield response
         summary = generation_pb2.GenerateSummary(
             finish_reason="length",
-            prompt_tokens=seen,
+            prompt_tokens=prompt,
+            suffix_tokens=suffix,
             new_tokens=count,
             device_bytes_peak=budget,
             full_cache_bytes=seen,
             plan=3,
         )
         summary.budget.policy = request.policy.policy or "snapkv_h2o"
+        if request.policy.recall or request.policy.policy == "recall":
+            summary.budget.policy, summary.budget.recall_tokens = "snapkv_h2o", request.policy.recall_tokens or 64
+            summary.recall.CopyFrom(RECALL_COUNTS)
         yield generation_pb2.GenerateResponse(summary=summary)
 
     def GetModel(

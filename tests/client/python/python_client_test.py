@@ -139,3 +139,13 @@ def test_ranges_expand_to_positions() -> None:
     assert expand_ranges([]).tolist() == []
     with pytest.raises(ValueError, match="3 bounds"):
         expand_ranges([1, 2, 3])
+
+
+def test_a_suffix_is_sent_as_it_is_given(client: Client, servers: FakeServers) -> None:
+    assert client.generate("abc", suffix="de", max_new_tokens=1).text() == PIECES[5]
+    generation = client.generate([2, 3], suffix=[4], max_new_tokens=1)
+    assert [token.counts.tokens_seen for token in generation] == [3]
+    assert generation.summary.suffix_tokens == 1
+    text, ids = servers.worker.requests
+    assert (text.suffix_text, list(text.suffix_tokens)) == ("de", [])
+    assert (ids.suffix_text, list(ids.suffix_tokens)) == ("", [4])

@@ -176,6 +176,33 @@ TEST(PolicyTest, ErrorsNameTheFieldWhatCameAndWhatWasWanted) {
       {[](PolicyOptions& o) { o.decay = 1.01; }, "decay is 1.01"},
       {[](PolicyOptions& o) { o.heavy_tokens = 3, o.sink_tokens = 4; },
        "heavy_tokens is 3, want at least sink_tokens, 4"},
+      {[](PolicyOptions& o) { o.recall.recall_tokens = 0; }, "recall_tokens is 0, want 1 to 4096"},
+      {[](PolicyOptions& o) { o.recall.recall_tokens = 4097; }, "recall_tokens is 4097"},
+      {[](PolicyOptions& o) { o.recall.min_share = -0.1; }, "recall_min_share is -0.1, want 0"},
+      {[](PolicyOptions& o) { o.recall.min_share = 1; }, "recall_min_share is 1"},
+      {[](PolicyOptions& o) { o.recall.min_share = std::nan(""); }, "recall_min_share is nan"},
+      {[](PolicyOptions& o) { o.recall.sketch_channels = 12; },
+       "sketch_channels is 12, want a multiple of 8"},
+      {[](PolicyOptions& o) { o.recall.sketch_channels = -8; }, "sketch_channels is -8, want 0 to"},
+      {[](PolicyOptions& o) { o.recall.sketch_channels = 264; }, "sketch_channels is 264"},
+      {[](PolicyOptions& o) { o.recall.promote_candidates = -1; },
+       "promote_candidates is -1, want 0 to 1024"},
+      {[](PolicyOptions& o) { o.recall.promote_candidates = 1025; }, "promote_candidates is 1025"},
+      {[](PolicyOptions& o) { o.recall.all = true; }, "recall_all is true, want recall true"},
+      {[](PolicyOptions& o) { o.recall.enabled = true, o.policy = Policy::kFull; },
+       "recall is true, want false with policy full"},
+      {[](PolicyOptions& o) { o.device_ratio = -0.1, o.recent_tokens = 8; },
+       "device_ratio is -0.1, want above 0 and up to 1"},
+      {[](PolicyOptions& o) { o.device_ratio = 1.1, o.recent_tokens = 8; }, "device_ratio is 1.1"},
+      {[](PolicyOptions& o) { o.device_ratio = std::nan(""), o.recent_tokens = 8; },
+       "device_ratio is nan"},
+      {[](PolicyOptions& o) { o.device_ratio = 0.2; }, "recent_tokens is 0, want 1 or more"},
+      {[](PolicyOptions& o) { o.device_ratio = 0.2, o.recent_tokens = 8, o.heavy_tokens = 8; },
+       "heavy_tokens is 8, want 0 with device_ratio"},
+      {[](PolicyOptions& o) {
+         o.device_ratio = 0.2, o.recent_tokens = 8, o.policy = Policy::kSnapKv;
+       },
+       "device_ratio is 0.2, want 0 (none) with policy snapkv"},
   };
   for (const Row& row : rows) {
     PolicyOptions options;
@@ -212,7 +239,40 @@ TEST(PolicyTest, PresetsAreTheSystemAsOrdered) {
   EXPECT_EQ(Preset("h2o")->sink_tokens, 0);
   EXPECT_EQ(Preset("h2o")->min_budget_tokens, 1);
   EXPECT_EQ(Preset("streaming")->sink_tokens, 4);
-  EXPECT_EQ(Preset("recall").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(ordered.recall.enabled);
+  EXPECT_FALSE(ordered.pooled_seeds);
+  EXPECT_EQ(ordered.device_ratio, 0);
+  const absl::Status status = Preset("recal").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("snapkv_h2o, recall"));
+}
+
+TEST(PolicyTest, TheRecallPresetIsTheTunedSystem) {
+  const PolicyOptions tuned = *Preset("recall");
+  EXPECT_EQ(PolicyName(tuned.policy), "snapkv_h2o");
+  EXPECT_EQ(tuned.scope, Scope::kLayer);
+  EXPECT_TRUE(tuned.recall.enabled);
+  EXPECT_FALSE(tuned.recall.all);
+  EXPECT_EQ(tuned.recall.recall_tokens, 64);
+  EXPECT_EQ(tuned.recall.min_share, 1e-4);
+  EXPECT_EQ(tuned.recall.promote_candidates, 32);
+  EXPECT_EQ(tuned.plan_interval_steps, 16);
+  EXPECT_EQ(tuned.decay, 0.9);
+  EXPECT_EQ(tuned.sink_tokens, 4);
+  EXPECT_EQ(tuned.recent_tokens, 32);
+  EXPECT_EQ(tuned.heavy_tokens, 0);
+  EXPECT_TRUE(tuned.pooled_seeds);
+  EXPECT_EQ(tuned.device_ratio, 0.2);
+  EXPECT_TRUE(ResolveBudget(tuned, 1536).ok());
+}
+
+TEST(PolicyTest, RecallWorksWithEveryPolicyThatDemotes) {
+  for (Policy policy : kAllPolicies) {
+    PolicyOptions options;
+    options.policy = policy;
+    options.recall = {.enabled = true, .all = true, .recall_tokens = 1, .min_share = 0};
+    EXPECT_EQ(ResolveBudget(options, 100).ok(), policy != Policy::kFull) << PolicyName(policy);
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "tests/worker/server/tiny_model.h"
 #include "worker/server/policy_proto.h"
+#include "worker/server/worker_config.h"
 
 namespace heavywater {
 namespace {
@@ -59,6 +60,21 @@ std::vector<BadCase> BadCases() {
        [](Request& r) { r.set_max_new_tokens(64); },
        absl::StatusCode::kOutOfRange,
        {"65", "64"}},
+      {"long suffix",
+       [](Request& r) {
+         for (int i = 0; i < 61; ++i) r.add_suffix_tokens(1);
+       },
+       absl::StatusCode::kOutOfRange,
+       {"61 appended", "65", "64"}},
+      {"both suffixes",
+       [](Request& r) { r.add_suffix_tokens(1), r.set_suffix_text("x"); },
+       invalid,
+       {"suffix_text has 1", "suffix_tokens has 1", "at most one"}},
+      {"suffix", [](Request& r) { r.add_suffix_tokens(261); }, invalid, {"suffix_tokens[0]"}},
+      {"suffix text",
+       [](Request& r) { r.set_suffix_text("a\xff"); },
+       invalid,
+       {"suffix_text", "1"}},
       {"cold",
        [](Request& r) { r.mutable_sampling()->set_temperature(-1); },
        invalid,
@@ -113,6 +129,52 @@ std::vector<BadCase> BadCases() {
        [](Request& r) { r.mutable_policy()->set_pool_kernel(4); },
        invalid,
        {"pool_kernel", "4"}},
+      {"no picks",
+       [](Request& r) { r.mutable_policy()->set_recall_tokens(-1); },
+       invalid,
+       {"policy.recall_tokens", "-1"}},
+      {"many picks",
+       [](Request& r) { r.mutable_policy()->set_recall_tokens(5000); },
+       invalid,
+       {"recall_tokens", "5000", "4096"}},
+      {"share",
+       [=](Request& r) { r.mutable_policy()->set_recall_min_share(nan); },
+       invalid,
+       {"recall_min_share", "nan"}},
+      {"channels",
+       [](Request& r) { r.mutable_policy()->set_sketch_channels(4); },
+       invalid,
+       {"sketch_channels", "4", "multiple of 8"}},
+      {"candidates",
+       [](Request& r) { r.mutable_policy()->set_promote_candidates(-2); },
+       invalid,
+       {"promote_candidates", "-2"}},
+      {"recall of nothing",
+       [](Request& r) {
+         r.mutable_policy()->set_policy("full");
+         r.mutable_policy()->set_recall(true);
+       },
+       invalid,
+       {"recall is true", "full"}},
+      {"all of nothing",
+       [](Request& r) { r.mutable_policy()->set_recall_all(true); },
+       invalid,
+       {"recall_all", "recall true"}},
+      {"device ratio",
+       [](Request& r) {
+         r.mutable_policy()->set_policy("recall");
+         r.mutable_policy()->set_device_ratio(2);
+       },
+       invalid,
+       {"device_ratio", "2"}},
+      {"device ratio and heavy",
+       [](Request& r) {
+         r.mutable_policy()->set_policy("recall");
+         r.mutable_policy()->set_device_ratio(0.1);
+         r.mutable_policy()->set_heavy_tokens(100);
+       },
+       invalid,
+       {"heavy_tokens is 100", "device_ratio"}},
       {"budget",
        [](Request& r) {
          r.mutable_policy()->set_heavy_tokens(2);
@@ -154,22 +216,26 @@ TEST_F(GenerationRequestTest, FillsInTheDefaultsOfTheSystemAsOrdered) {
   EXPECT_EQ(parsed->sequence.max_tokens, 1 + 3 - 1);
 }
 
-TEST_F(GenerationRequestTest, PolicyOptionsSurviveTheWayToOtherRanks) {
-  v1::PolicyOptions proto;
-  proto.set_policy("streaming");
-  proto.set_scope("kv_head");
-  proto.set_heavy_tokens(9);
-  proto.set_recent_tokens(7);
-  proto.set_sink_tokens(0);  // set, although 0: streaming's default is 4
-  proto.set_decay(0.5);
-  const auto options = PolicyFromProto(proto);
-  ASSERT_TRUE(options.ok()) << options.status();
-  const v1::PolicyOptions sent = PolicyToProto(*options);
-  const auto received = PolicyFromProto(sent);
-  ASSERT_TRUE(received.ok()) << received.status();
-  EXPECT_EQ(PolicyToProto(*received).SerializeAsString(), sent.SerializeAsString());
-  EXPECT_EQ(received->sink_tokens, 0);
-  EXPECT_EQ(received->heavy_tokens, 9);
+TEST_F(GenerationRequestTest, ARequestWithoutAPolicyGetsTheServersDefault) {
+  const auto parsed = ParseGenerateRequest(Good(), {.tokenizer = tokenizer_,
+                                                    .context_tokens = kTinyContext,
+                                                    .vocab_size = kTinyVocab,
+                                                    .default_policy = "recall"});
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_TRUE(parsed->sequence.policy.recall.enabled);
+  EXPECT_FALSE(Parse(Good())->sequence.policy.recall.enabled);
+}
+
+TEST_F(GenerationRequestTest, TheDefaultPolicyOfAWorkerMustBeOne) {
+  v1::WorkerConfig config = DefaultWorkerConfig();
+  config.set_model("model.gguf");
+  EXPECT_TRUE(CheckWorkerConfig(config).ok());
+  config.set_default_policy("recall");
+  EXPECT_TRUE(CheckWorkerConfig(config).ok());
+  config.set_default_policy("lru");
+  const absl::Status status = CheckWorkerConfig(config);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("default_policy: preset is \"lru\""));
 }
 
 TEST_F(GenerationRequestTest, TextIsTokenisedAsItStandsWithControlTokens) {
@@ -179,6 +245,16 @@ TEST_F(GenerationRequestTest, TextIsTokenisedAsItStandsWithControlTokens) {
   const auto parsed = Parse(request);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_THAT(parsed->prompt, ElementsAre(258, kTinyEnd, 'a'));
+}
+
+TEST_F(GenerationRequestTest, ASuffixIsTokenisedAndCountedLikeAPrompt) {
+  v1::GenerateRequest request = Good();
+  request.set_suffix_text("abc<end>a");
+  const auto parsed = Parse(request);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_THAT(parsed->suffix, ElementsAre(258, kTinyEnd, 'a'));
+  EXPECT_EQ(parsed->sequence.prompt_tokens, 1);
+  EXPECT_EQ(parsed->sequence.max_tokens, 1 + 3 + 3 - 1);
 }
 
 TEST_F(GenerationRequestTest, ForcedTokensSetTheNumberOfNewOnes) {

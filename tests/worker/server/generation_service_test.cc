@@ -26,7 +26,7 @@ class GenerationServiceTest : public ::testing::Test {
       : group_(model_, 1),
         service_(
             MakeModelMessages(MakeModelInfo(group_.facts().config, group_.facts().tokenizer->spec(),
-                                            group_.facts().fingerprint, 1),
+                                            group_.facts().fingerprint, 1, "recall"),
                               group_.facts().tokenizer->spec())) {
     auto runtime = ServerRuntime::Start({.listen_address = "127.0.0.1:0", .metrics_address = ""},
                                         {&service_}, std::make_shared<prometheus::Registry>());
@@ -156,6 +156,7 @@ TEST_F(GenerationServiceTest, GetModelGivesEverythingForATokenizer) {
   EXPECT_EQ(info.eos_token(), kTinyEnd);
   EXPECT_EQ(info.chat_template(), "{{ messages }}");
   EXPECT_EQ(info.fingerprint().dtype(), "fp32");
+  EXPECT_EQ(info.default_policy(), "recall");
   std::vector<std::string> pieces;
   std::vector<std::string> merges;
   for (const auto& one : messages) {

