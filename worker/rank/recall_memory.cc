@@ -46,12 +46,11 @@ absl::Status CheckRecall(const RankCacheOptions& options, const SequenceOptions&
       "recall is on, but this worker has no host tier to read demoted positions from");
 }
 
-absl::StatusOr<Budget> ResolveSequenceBudget(const RankCacheOptions& options,
+absl::StatusOr<Budget> ResolveSequenceBudget(const KvShape& shape,
                                              const SequenceOptions& sequence) {
   PolicyOptions policy = sequence.policy;
   const absl::StatusOr<Budget> as_given = ResolveBudget(policy, sequence.prompt_tokens);
   if (!as_given.ok() || policy.device_ratio <= 0) return as_given;
-  const KvShape& shape = options.shape;
   const int64_t full =
       PagesFor(sequence.prompt_tokens, shape.page_tokens) * shape.page_tokens * shape.row_bytes();
   auto bytes = static_cast<int64_t>(std::floor(policy.device_ratio * static_cast<double>(full)));

@@ -27,7 +27,7 @@ absl::Status CheckRecall(const RankCacheOptions& options, const SequenceOptions&
 // head, each as if it were alone on its rank, stay within the ratio of the full
 // cache's bytes (the prompt's tokens, rounded up to a page). That does not depend
 // on the number of ranks.
-absl::StatusOr<Budget> ResolveSequenceBudget(const RankCacheOptions& options,
+absl::StatusOr<Budget> ResolveSequenceBudget(const KvShape& shape,
                                              const SequenceOptions& sequence);
 
 // Whether something is demoted when the prompt ends.

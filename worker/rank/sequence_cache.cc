@@ -24,7 +24,7 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Create(
     const RankCacheOptions& options, SequenceId id, const SequenceOptions& sequence,
     DeviceMemory& memory, Stream& stream, HostTier* tier) {
   std::unique_ptr<SequenceCache> cache(new SequenceCache(options, id, sequence, memory, stream));
-  HW_ASSIGN_OR_RETURN(cache->budget_, ResolveSequenceBudget(options, sequence));
+  HW_ASSIGN_OR_RETURN(cache->budget_, ResolveSequenceBudget(options.shape, sequence));
   cache->planned_capacity_ = SlotCapacity(options, cache->budget_, sequence);
   const SequenceBytes bytes =
       BytesOf(options, memory.backend(), cache->budget_, sequence, cache->planned_capacity_);

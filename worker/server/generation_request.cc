@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
+#include "worker/rank/recall_memory.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
@@ -105,8 +106,7 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
                                 static_cast<int64_t>(request.suffix.size()) +
                                 request.max_new_tokens - 1;
   request.sequence.on_host_full = limits.on_host_full;
-  HW_ASSIGN_OR_RETURN(request.budget,
-                      ResolveBudget(request.sequence.policy, request.sequence.prompt_tokens));
+  HW_ASSIGN_OR_RETURN(request.budget, ResolveSequenceBudget(limits.shape, request.sequence));
   request.forced.assign(proto.forced_tokens().begin(), proto.forced_tokens().end());
   request.ignore_eos = proto.ignore_eos();
   request.return_logits = proto.return_logits();
