@@ -44,8 +44,12 @@ class HostPages {
   // Every layer of positions below `tokens` is written.
   void Publish(int64_t tokens);
 
-  // Of positions [0, tokens): those without a host row.
+  // Of positions [0, tokens): those without a host row; all of them once the tier
+  // has lost the sequence.
   std::vector<PositionRange> Unbacked(int64_t tokens) const;
+  // What the registry may take for stored on this rank's word, of `tokens` seen:
+  // nothing where it writes pages, since the page store knows what has arrived.
+  int64_t Watermark(int64_t tokens) const { return writes() ? 0 : tokens; }
   int64_t reserved_bytes() const;
 
  private:
@@ -53,6 +57,7 @@ class HostPages {
 
   absl::Status ReservePrompt(int64_t prompt_tokens);
   absl::Status Reserve(int64_t end_page);
+  bool is_lost() const { return writes() && tier_->IsLost(sequence_); }
   void Close();
 
   Role role_ = Role::kNoTier;

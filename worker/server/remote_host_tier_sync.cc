@@ -130,6 +130,14 @@ absl::Status RemoteHostTier::GrantUpTo(Entry& entry, int64_t end_page) {
   while (true) {
     const RemoteSequence::PageSpan span = sequence.NextGrant(end_page);
     if (span.count == 0) return absl::OkStatus();
+    if (span.skipped) {
+      mutex_.Unlock();
+      const absl::Status skipped = client_.Skip(sequence.id(), span.first, span.count);
+      mutex_.Lock();
+      HW_RETURN_IF_ERROR(skipped);
+      sequence.AddSkip(span);
+      continue;
+    }
     mutex_.Unlock();
     const auto granted = client_.Reserve(sequence.id(), sequence.heads(), span.first, span.count);
     mutex_.Lock();

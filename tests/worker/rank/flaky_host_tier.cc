@@ -18,6 +18,7 @@ absl::Status FlakyHostTier::Reserve(SequenceId sequence, int64_t first_page, int
   if (!reserve_status.ok()) return reserve_status;
   Sequence& open = sequences_.at(sequence);
   for (int64_t page = first_page; page < first_page + num_pages; ++page) {
+    HW_CHECK(!open.skipped.contains(page));
     for (int layer = 0; layer < open.geometry.num_layers; ++layer) {
       for (int head = open.heads.first; head < open.heads.first + open.heads.count; ++head) {
         std::vector<std::byte>& bytes = open.pages[{layer, head, page}];
@@ -27,6 +28,12 @@ absl::Status FlakyHostTier::Reserve(SequenceId sequence, int64_t first_page, int
     }
   }
   return absl::OkStatus();
+}
+
+void FlakyHostTier::Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) {
+  Sequence& open = sequences_.at(sequence);
+  HW_CHECK(first_page * open.geometry.page_tokens >= open.watermark);
+  for (int64_t page = first_page; page < first_page + num_pages; ++page) open.skipped.insert(page);
 }
 
 std::byte* FlakyHostTier::Page(SequenceId sequence, int layer, int kv_head, int64_t page) {

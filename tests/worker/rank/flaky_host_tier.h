@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -17,23 +18,30 @@ class FlakyHostTier final : public HostTier {
   // Of later Reserve() calls; OK: they succeed.
   absl::Status reserve_status;
   int64_t num_reserves = 0;  // calls so far
+  bool lost = false;         // every sequence
 
   absl::Status OpenSequence(SequenceId sequence, const PageGeometry& geometry,
                             HeadRange heads) override;
   absl::Status Reserve(SequenceId sequence, int64_t first_page, int64_t num_pages) override;
+  void Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) override;
   std::byte* Page(SequenceId sequence, int layer, int kv_head, int64_t page) override;
   void Publish(SequenceId sequence, int64_t tokens) override;
+  bool IsLost(SequenceId) const override { return lost; }
   void CloseSequence(SequenceId sequence) override;
   int64_t reserved_bytes() const override { return reserved_bytes_; }
 
   bool is_open(SequenceId sequence) const { return sequences_.contains(sequence); }
   int64_t watermark(SequenceId sequence) const { return sequences_.at(sequence).watermark; }
+  const std::set<int64_t>& skipped(SequenceId sequence) const {
+    return sequences_.at(sequence).skipped;
+  }
 
  private:
   struct Sequence {
     PageGeometry geometry;
     HeadRange heads;
     int64_t watermark = 0;
+    std::set<int64_t> skipped;  // page numbers
     std::map<std::tuple<int, int, int64_t>, std::vector<std::byte>> pages;
   };
 
