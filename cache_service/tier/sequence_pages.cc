@@ -319,16 +319,16 @@ absl::Status SequencePages::CheckSkip(int rank, int64_t first_page, int64_t num_
     return OutOfRange("pages", first_page, num_pages, limit);
   }
   if (num_pages > kMaxPagesPerReservation) {
-    return absl::InvalidArgumentError(absl::StrCat("num_pages is ", num_pages, ", want ",
-                                                   kMaxPagesPerReservation,
-                                                   " or fewer in one call"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_pages is ", num_pages, ", want ", kMaxPagesPerReservation, " or fewer in one call"));
   }
   const int64_t watermark = Watermark(rank);
   for (int64_t page = first_page; page < first_page + num_pages; ++page) {
     if (page * spec_.geometry.page_tokens >= watermark) break;
     if (IsSkipped(rank, page)) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "page ", page, " begins below the rank's watermark ", watermark, ": it may have been read"));
+    return absl::FailedPreconditionError(absl::StrCat("page ", page,
+                                                      " begins below the rank's watermark ",
+                                                      watermark, ": it may have been read"));
   }
   return absl::OkStatus();
 }

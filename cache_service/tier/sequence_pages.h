@@ -99,8 +99,8 @@ class SequencePages {
   absl::flat_hash_map<int, HeadRange> heads_;  // by rank, all that it ever reserved
   // By rank, in the order in which they came, joined where they touch.
   absl::flat_hash_map<int, std::vector<PageSpan>> skipped_;
-  absl::flat_hash_set<int> writers_;           // may be writing in the slab
-  absl::flat_hash_set<int> streamers_;         // have used Write(), so write nothing in the slab
+  absl::flat_hash_set<int> writers_;    // may be writing in the slab
+  absl::flat_hash_set<int> streamers_;  // have used Write(), so write nothing in the slab
   absl::flat_hash_set<int> stopped_;
 };
 

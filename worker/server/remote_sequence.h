@@ -39,7 +39,7 @@ class RemoteSequence {
   const PageGeometry& geometry() const { return geometry_; }
   HeadRange heads() const { return heads_; }
   const std::shared_ptr<SlabView>& slab() const { return slab_; }
-  // Only while it has no pages yet.
+  // Only while no page has been granted.
   void set_slab(std::shared_ptr<SlabView> slab) { slab_ = std::move(slab); }
 
   // Pages [0, num_pages()) have memory (or are skipped); of [0, granted_pages())

@@ -136,7 +136,8 @@ TEST_F(PageStoreServiceTest, PagesThatTheirRankGivesUpAreMissesAndHoldNothingBac
     const absl::Status status = FromGrpcStatus(pages_->Abort(&context, request, &response));
     return status.ok() ? absl::StatusOr<int64_t>(response.pages_freed()) : status;
   };
-  EXPECT_EQ(abort().status().code(), absl::StatusCode::kInvalidArgument) << "a page without a count";
+  EXPECT_EQ(abort().status().code(), absl::StatusCode::kInvalidArgument)
+      << "a page without a count";
   request.set_num_pages(1);
   EXPECT_EQ(*abort(), 2 * 2);
   ASSERT_TRUE(Commit(sequence, 32).ok());

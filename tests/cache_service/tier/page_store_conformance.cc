@@ -256,7 +256,8 @@ TEST_P(PageStoreConformance, OnlyPagesThatNobodyCanHaveReadMayBeSkipped) {
   ASSERT_TRUE(store_->Commit(1, 0, 17).ok());
   const absl::Status read = store_->Skip(1, 0, 1, 1).status();
   EXPECT_EQ(read.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(read.message()), HasSubstr("page 1 begins below the rank's watermark 17"));
+  EXPECT_THAT(std::string(read.message()),
+              HasSubstr("page 1 begins below the rank's watermark 17"));
   EXPECT_EQ(*store_->Skip(1, 1, 0, 4), 0) << "pages of another rank stay";
   EXPECT_EQ(*Read({1, 0, 0, 16, 1}), TestRows({1, 0, 0, 16, 1}));
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
