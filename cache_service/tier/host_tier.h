@@ -35,10 +35,9 @@ class HostTier {
   // UNAVAILABLE when the service cannot be reached.
   virtual absl::Status Reserve(SequenceId sequence, int64_t first_page, int64_t num_pages) = 0;
 
-  // The rank will never write these pages (those before them that it has not
-  // reserved included): none begins below what it has published. Room that they
-  // have is given back, they cannot be reserved any more, and reads of them are
-  // misses.
+  // The rank will never write these pages, none of which begins below what it has
+  // published. Room that they have (it may have come just now) is given back,
+  // they cannot be reserved any more, and reads of them are misses.
   virtual void Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) = 0;
 
   // The memory of one page, page_bytes() long, or null when it is not reserved

@@ -109,8 +109,8 @@ class PageStore {
                                        int64_t num_pages) = 0;
 
   // Copies committed rows out: their own bytes, or an error. NOT_FOUND: no such
-  // sequence or page (a skipped one, say); OUT_OF_RANGE: above the watermark; DATA_LOSS: the bytes
-  // of a sealed page have changed.
+  // sequence or page (a skipped one, say); OUT_OF_RANGE: above the watermark;
+  // DATA_LOSS: the bytes of a sealed page have changed.
   virtual absl::Status Read(const RowRange& rows, std::span<std::byte> bytes) = 0;
 
   // Ends the sequence: nothing of it can be read or written any more.

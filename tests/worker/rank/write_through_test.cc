@@ -177,7 +177,7 @@ TEST_F(WriteThroughTest, WhenTheTierHasLostTheSequenceNothingCountsAsDemoted) {
   Open(Sequence());
   AppendUntil(40);
   EXPECT_EQ(group_->cache().Stats(1)->tokens_demoted, 30);
-  tiers_[0].lost = true;
+  tiers_[0].Lose(1);
   for (const int64_t seen : {40, 44}) {
     AppendUntil(seen);
     const SequenceStats stats = *group_->cache().Stats(1);
