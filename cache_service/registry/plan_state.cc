@@ -114,14 +114,25 @@ bool PlanState::IsComplete(const ReportedPlan& plan) const {
          std::all_of(plan.reported.begin(), plan.reported.end(), [](bool is) { return is; });
 }
 
-void PlanState::Advance(const std::function<int64_t(int)>& watermark) {
+// What a rank has given up will never be written: it holds nothing back.
+bool PlanState::IsStored(const ReportedPlan& plan, const std::vector<int64_t>& watermarks) {
+  for (size_t rank = 0; rank < watermarks.size(); ++rank) {
+    if (watermarks[rank] >= plan.tokens_seen) continue;
+    const TokenRanges missing = {{watermarks[rank], plan.tokens_seen}};
+    if (!Subtract(missing, plan.dropped[rank]).empty()) return false;
+  }
+  return true;
+}
+
+void PlanState::Advance(const Watermarks& watermark) {
   if (!agreement_.ok() || pending_.empty()) return;
-  int64_t lowest = layout_.max_tokens;
+  std::vector<int64_t> watermarks;
   for (int rank = 0; rank < layout_.num_ranks; ++rank) {
-    lowest = std::min(lowest, std::max(ranks_[rank].watermark, watermark(rank)));
+    // Pages may arrive long after the report of the plan that they belong to.
+    watermarks.push_back(watermark(rank).value_or(ranks_[rank].watermark));
   }
   const auto last = std::find_if(pending_.rbegin(), pending_.rend(), [&](const auto& item) {
-    return item.second.tokens_seen <= lowest && IsComplete(item.second);
+    return IsComplete(item.second) && IsStored(item.second, watermarks);
   });
   if (last == pending_.rend()) return;
   const auto committed = std::prev(last.base());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -115,7 +116,10 @@ SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator reco
 }
 
 void SequenceRegistry::Advance(SequenceId id, Record& record) {
-  record.plans.Advance([&](int rank) { return store_.Watermark(id, rank); });
+  record.plans.Advance([&](int rank) -> std::optional<int64_t> {
+    if (!store_.IsWriter(id, rank)) return std::nullopt;
+    return store_.Watermark(id, rank);
+  });
 }
 
 v1::Sequence SequenceRegistry::Describe(SequenceId id, Record& record) {
@@ -262,6 +266,12 @@ absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
     Advance(report.sequence_id(), record);
   }
   return agreement;
+}
+
+void SequenceRegistry::NoteCommit(SequenceId id) {
+  MutexLock lock(&mutex_);
+  const auto record = records_.find(id);
+  if (record != records_.end()) Advance(id, record->second);
 }
 
 absl::StatusOr<SequenceRegistry::Owner> SequenceRegistry::FindOwner(SequenceId id) const {

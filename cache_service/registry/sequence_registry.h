@@ -48,6 +48,10 @@ class SequenceRegistry {
   absl::Status Report(const v1::ReportPlanRequest& request,
                       google::protobuf::RepeatedField<uint64_t>* unknown);
 
+  // The store's watermark of the sequence has risen: a plan that waits for it may
+  // be committed now. (Of ranks that write in the slab Tick() and readers find out.)
+  void NoteCommit(SequenceId id);
+
   // What handlers of pages need to know. NOT_FOUND.
   struct Owner {
     std::string group;

@@ -77,15 +77,22 @@ absl::StatusOr<int64_t> PageHandlers::WriteChunk(const v1::WriteRequest& request
 absl::Status PageHandlers::Commit(const v1::CommitRequest& request) {
   HW_RETURN_IF_ERROR(
       registry_.CheckWriter(request.sequence_id(), request.rank(), request.epoch()).status());
-  return store_.Commit(request.sequence_id(), request.rank(), request.tokens());
+  HW_RETURN_IF_ERROR(store_.Commit(request.sequence_id(), request.rank(), request.tokens()));
+  registry_.sequences().NoteCommit(request.sequence_id());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::AbortResponse> PageHandlers::Abort(const v1::AbortRequest& request) {
   HW_RETURN_IF_ERROR(
       registry_.CheckWriter(request.sequence_id(), request.rank(), request.epoch()).status());
-  HW_ASSIGN_OR_RETURN(const int64_t freed, store_.Abort(request.sequence_id(), request.rank()));
+  const absl::StatusOr<int64_t> freed =
+      request.num_pages() == 0 && request.first_page() == 0
+          ? store_.Abort(request.sequence_id(), request.rank())
+          : store_.Skip(request.sequence_id(), request.rank(), request.first_page(),
+                        request.num_pages());
+  HW_RETURN_IF_ERROR(freed.status());
   v1::AbortResponse response;
-  response.set_pages_freed(freed);
+  response.set_pages_freed(*freed);
   return response;
 }
 

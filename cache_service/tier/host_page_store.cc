@@ -154,10 +154,23 @@ absl::StatusOr<int64_t> HostPageStore::Abort(SequenceId sequence, int rank) {
   HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
   MutexLock entry_lock(&entry->mutex);
   if (entry->released) return Unknown(sequence);
-  const std::vector<int64_t> offsets = entry->pages.TakeUncommitted(rank);
+  return FreePages(*entry, entry->pages.TakeUncommitted(rank));
+}
+
+absl::StatusOr<int64_t> HostPageStore::Skip(SequenceId sequence, int rank, int64_t first_page,
+                                            int64_t num_pages) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  MutexLock entry_lock(&entry->mutex);
+  if (entry->released) return Unknown(sequence);
+  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets,
+                      entry->pages.Skip(rank, first_page, num_pages));
+  return FreePages(*entry, offsets);
+}
+
+int64_t HostPageStore::FreePages(Entry& entry, std::span<const int64_t> offsets) {
   MutexLock lock(&mutex_);
   for (const int64_t offset : offsets) {
-    slab_->Free(offset, entry->pages.spec().geometry.page_bytes());
+    slab_->Free(offset, entry.pages.spec().geometry.page_bytes());
   }
   counters_.pages -= static_cast<int64_t>(offsets.size());
   return static_cast<int64_t>(offsets.size());
@@ -224,11 +237,9 @@ void HostPageStore::StopWriter(SequenceId sequence, int rank) {
 
 void HostPageStore::FreeAll(Entry& entry) {
   const SequenceSpec& spec = entry.pages.spec();
-  const std::vector<int64_t> offsets = entry.pages.TakeAll();
+  FreePages(entry, entry.pages.TakeAll());
   MutexLock lock(&mutex_);
-  for (const int64_t offset : offsets) slab_->Free(offset, spec.geometry.page_bytes());
   slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));
-  counters_.pages -= static_cast<int64_t>(offsets.size());
 }
 
 int64_t HostPageStore::Watermark(SequenceId sequence, int rank) const {
@@ -236,6 +247,13 @@ int64_t HostPageStore::Watermark(SequenceId sequence, int rank) const {
   if (!entry.ok()) return 0;
   MutexLock entry_lock(&(*entry)->mutex);
   return (*entry)->released ? 0 : (*entry)->pages.Watermark(rank);
+}
+
+bool HostPageStore::IsWriter(SequenceId sequence, int rank) const {
+  const auto entry = Find(sequence);
+  if (!entry.ok()) return false;
+  MutexLock entry_lock(&(*entry)->mutex);
+  return !(*entry)->released && (*entry)->pages.IsWriter(rank);
 }
 
 int64_t HostPageStore::SequenceBytes(SequenceId sequence) const {

@@ -102,6 +102,8 @@ absl::Status HostPages::Prepare(int64_t begin, int64_t end) {
   const absl::Status status = Reserve(needed_pages);
   if (status.ok()) return status;
   if (absl::IsResourceExhausted(status) && on_host_full_ == OnHostFull::kStop) return status;
+  // The page might still come, too late for its first rows.
+  tier_->Skip(sequence_, known_pages, needed_pages - known_pages);
   backed_.resize(needed_pages, false);
   return absl::OkStatus();
 }
@@ -121,13 +123,6 @@ void HostPages::FillRows(int layer, int64_t begin, int64_t end, std::span<HostRo
     }
     position = page_end;
   }
-}
-
-bool HostPages::readable() const {
-  if (role_ != Role::kWriter) return false;
-  const auto first = std::find(backed_.begin(), backed_.end(), true);
-  return first != backed_.end() &&
-         tier_->Page(sequence_, 0, heads_.first, first - backed_.begin()) != nullptr;
 }
 
 std::vector<const std::byte*> HostPages::PageTable(int layer, int64_t num_pages) const {
@@ -156,7 +151,10 @@ void HostPages::Publish(int64_t tokens) {
 
 std::vector<PositionRange> HostPages::Unbacked(int64_t tokens) const {
   std::vector<PositionRange> ranges;
-  if (role_ == Role::kNoTier) AddRange(0, tokens, ranges);
+  if (role_ == Role::kNoTier || is_lost()) {
+    AddRange(0, tokens, ranges);
+    return ranges;
+  }
   for (int64_t page = 0; page < static_cast<int64_t>(backed_.size()); ++page) {
     const int64_t begin = page * geometry_.page_tokens;
     if (!backed_[page]) AddRange(begin, std::min(begin + geometry_.page_tokens, tokens), ranges);
@@ -165,6 +163,7 @@ std::vector<PositionRange> HostPages::Unbacked(int64_t tokens) const {
 }
 
 int64_t HostPages::reserved_bytes() const {
+  if (is_lost()) return 0;
   const int64_t pages = std::count(backed_.begin(), backed_.end(), true);
   return pages * geometry_.num_layers * heads_.count * geometry_.page_bytes();
 }

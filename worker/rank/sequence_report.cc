@@ -103,7 +103,7 @@ absl::StatusOr<PlanReport> SequenceCache::Report(bool with_sets) const {
   report.tokens_seen = tokens_seen_;
   report.tokens_resident = tokens_resident();
   report.hash = hash_.positions;
-  report.watermark = tokens_seen_;
+  report.watermark = host_pages_.Watermark(tokens_seen_);
   report.unbacked = host_pages_.Unbacked(tokens_seen_);
   if (!with_sets) return report;
 

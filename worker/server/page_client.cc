@@ -104,4 +104,19 @@ absl::Status PageClient::Commit(SequenceId sequence, int64_t tokens) {
   return status;
 }
 
+absl::Status PageClient::Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) {
+  v1::AbortRequest request;
+  request.set_sequence_id(sequence);
+  request.set_epoch(link_.epoch());
+  request.set_rank(link_.options().rank);
+  request.set_first_page(first_page);
+  request.set_num_pages(num_pages);
+  grpc::ClientContext context;
+  SetTimeout(context, kShortTimeout);
+  v1::AbortResponse response;
+  const absl::Status status = FromGrpcStatus(stub_->Abort(&context, request, &response));
+  link_.Note(status);
+  return status;
+}
+
 }  // namespace heavywater

@@ -70,8 +70,6 @@ absl::Status RemoteHostTier::Reserve(SequenceId sequence, int64_t first_page, in
     return absl::UnavailableError(
         absl::StrCat("the cache service does not know sequence ", sequence, " any more"));
   }
-  // Pages that the rank leaves out after a refusal.
-  entry->sequence->SkipPages(first_page);
   const int64_t wanted_before = entry->wanted_pages;
   entry->wanted_pages = std::max(wanted_before, end_page);
   entry->refused = absl::OkStatus();
@@ -109,6 +107,22 @@ absl::Status RemoteHostTier::HoldLocally(Entry& entry, int64_t end_page) {
   }
   entry.sequence->AddLocalPages(end_page);
   return absl::OkStatus();
+}
+
+void RemoteHostTier::Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) {
+  MutexLock lock(&mutex_);
+  Entry* entry = FindOpen(sequence);
+  if (entry == nullptr) return;
+  entry->sequence->SkipPages(first_page, first_page + num_pages);
+  // The service hears of it before the watermark passes the pages.
+  entry->next_try = absl::InfinitePast();
+  work_.SignalAll();
+}
+
+bool RemoteHostTier::IsLost(SequenceId sequence) const {
+  MutexLock lock(&mutex_);
+  const auto found = entries_.find(sequence);
+  return found != entries_.end() && found->second.orphan;
 }
 
 std::byte* RemoteHostTier::Page(SequenceId sequence, int layer, int kv_head, int64_t page) {
@@ -151,7 +165,8 @@ int64_t RemoteHostTier::reserved_bytes() const {
   MutexLock lock(&mutex_);
   int64_t bytes = 0;
   for (const auto& [id, entry] : entries_) {
-    if (entry.sequence != nullptr) bytes += entry.sequence->reserved_bytes();
+    if (entry.sequence == nullptr || entry.orphan) continue;
+    bytes += entry.sequence->reserved_bytes();
   }
   return bytes;
 }

@@ -49,8 +49,10 @@ class RemoteHostTier final : public HostTier {
   absl::Status OpenSequence(SequenceId sequence, const PageGeometry& geometry,
                             HeadRange heads) override;
   absl::Status Reserve(SequenceId sequence, int64_t first_page, int64_t num_pages) override;
+  void Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) override;
   std::byte* Page(SequenceId sequence, int layer, int kv_head, int64_t page) override;
   void Publish(SequenceId sequence, int64_t tokens) override;
+  bool IsLost(SequenceId sequence) const override;
   void CloseSequence(SequenceId sequence) override;
   int64_t reserved_bytes() const override;
 

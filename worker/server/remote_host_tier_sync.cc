@@ -71,8 +71,8 @@ void RemoteHostTier::AttachAgain() {
   for (auto& [id, entry] : entries_) {
     if (entry.sequence == nullptr || entry.sequence->slab() == nullptr) continue;
     // Its pages lie in a slab that nobody reads any more.
-    if (entry.sequence->num_pages() > 0) MakeOrphan(entry, "its slab is gone");
-    if (entry.sequence->num_pages() == 0) entry.sequence->set_slab(slab);
+    if (entry.sequence->granted_pages() > 0) MakeOrphan(entry, "its slab is gone");
+    if (entry.sequence->granted_pages() == 0) entry.sequence->set_slab(slab);
   }
   slab_ = std::move(slab);
   slab_nonce_ = attached->slab_nonce();
@@ -130,10 +130,21 @@ absl::Status RemoteHostTier::GrantUpTo(Entry& entry, int64_t end_page) {
   while (true) {
     const RemoteSequence::PageSpan span = sequence.NextGrant(end_page);
     if (span.count == 0) return absl::OkStatus();
+    if (span.skipped) {
+      mutex_.Unlock();
+      const absl::Status skipped = client_.Skip(sequence.id(), span.first, span.count);
+      mutex_.Lock();
+      HW_RETURN_IF_ERROR(skipped);
+      sequence.AddSkip(span);
+      continue;
+    }
     mutex_.Unlock();
     const auto granted = client_.Reserve(sequence.id(), sequence.heads(), span.first, span.count);
     mutex_.Lock();
     HW_RETURN_IF_ERROR(granted.status());
+    // A restarted service's places lie in a slab that is not mapped yet: asked for
+    // again once it is.
+    if (link_.epoch() != attached_epoch_) return absl::OkStatus();
     const std::vector<int64_t> offsets(granted->offsets().begin(), granted->offsets().end());
     HW_RETURN_IF_ERROR(sequence.AddGrant(span, offsets, granted->watermark_offset()));
     changed_.SignalAll();

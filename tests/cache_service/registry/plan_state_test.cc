@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "cache_service/registry/plan_sets.h"
 
 namespace heavywater {
@@ -43,17 +45,25 @@ v1::PlanReport WithSets(v1::PlanReport report, std::vector<int32_t> positions) {
   return report;
 }
 
+// Of ranks that write no pages.
+std::optional<int64_t> NoPages(int) { return std::nullopt; }
+
 class PlanStateTest : public ::testing::Test {
  protected:
   void Apply(int rank, const v1::PlanReport& report) {
     ASSERT_TRUE(state_.Validate(rank, report).ok()) << state_.Validate(rank, report);
     state_.Apply(rank, report);
-    state_.Advance([](int) { return 0; });
+    Advance();
+  }
+  void Advance() {
+    state_.Advance([this](int rank) { return stored_[rank]; });
   }
   int64_t CommittedPlan() const {
     return state_.committed() == nullptr ? 0 : state_.committed()->number;
   }
   PlanState state_{kLayout};
+  // The tier's own watermark of each rank; none: it writes no pages.
+  std::optional<int64_t> stored_[2];
 };
 
 TEST_F(PlanStateTest, APlanIsCommittedWhenAllRanksReportedItWithTheSameHash) {
@@ -68,8 +78,42 @@ TEST_F(PlanStateTest, NotBeforeItsTokensLieBelowEveryWatermark) {
   Apply(0, WithSets(Report(1, 10, 1, 10), {0}));
   Apply(1, Report(1, 10, 1, 9));
   EXPECT_EQ(CommittedPlan(), 0);
-  state_.Advance([](int rank) { return rank == 1 ? 10 : 0; });
-  EXPECT_EQ(CommittedPlan(), 1) << "the tier's own watermark counts, too";
+  stored_[1] = 10;
+  Advance();
+  EXPECT_EQ(CommittedPlan(), 1) << "without another report";
+}
+
+TEST_F(PlanStateTest, OfARankWithPagesTheTierDecidesHowFarTheyHaveArrived) {
+  stored_[1] = 9;
+  Apply(0, WithSets(Report(1, 10, 1, 10), {0}));
+  Apply(1, Report(1, 10, 1, 10));
+  EXPECT_EQ(CommittedPlan(), 0) << "position 9 cannot be read yet, whatever the rank says";
+  stored_[1] = 10;
+  Advance();
+  EXPECT_EQ(CommittedPlan(), 1);
+}
+
+TEST_F(PlanStateTest, WhatARankHasGivenUpHoldsNothingBack) {
+  stored_[0] = 12;
+  stored_[1] = 4;
+  Apply(0, WithSets(Report(1, 12, 1, 0), {0}));
+  v1::PlanReport report = Report(1, 12, 1, 0);
+  for (const int64_t number : {4, 8}) report.add_dropped_ranges(number);
+  Apply(1, report);
+  EXPECT_EQ(CommittedPlan(), 0) << "positions 8 to 11 are still to come";
+  stored_[1] = 8;
+  Advance();
+  EXPECT_EQ(CommittedPlan(), 0);
+  stored_[1] = 12;
+  Advance();
+  EXPECT_EQ(CommittedPlan(), 1);
+  // Cut off from the tier: all that follows is dropped.
+  stored_[0] = 13;
+  Apply(0, WithSets(Report(2, 13, 2, 0), {0}));
+  report = Report(2, 13, 2, 0);
+  for (const int64_t number : {0, 13}) report.add_dropped_ranges(number);
+  Apply(1, report);
+  EXPECT_EQ(CommittedPlan(), 2);
 }
 
 TEST_F(PlanStateTest, ALaterReportsWatermarkCommitsAnEarlierPlan) {
@@ -212,7 +256,7 @@ TEST(PlanSetsTest, ResidentDemotedAndDroppedAreDisjointAndHoldAllThatWasSeen) {
   v1::PlanReport other = Report(1, 12, 5, 12);
   for (const int64_t number : {8, 9}) other.add_dropped_ranges(number);
   state.Apply(1, other);
-  state.Advance([](int) { return 0; });
+  state.Advance(NoPages);
   ASSERT_NE(state.committed(), nullptr);
 
   v1::ResolvedBudget budget;
@@ -241,7 +285,7 @@ TEST(PlanSetsTest, AnEarlySequenceHasNothingDemotedAndSinksComeBeforeRecent) {
   v1::PlanReport report = Report(1, 2, 5, 2);
   AddSet(report, 0, -1, {0, 1});
   state.Apply(0, report);
-  state.Advance([](int) { return 0; });
+  state.Advance(NoPages);
   v1::ResolvedBudget budget;
   budget.set_sink_tokens(1);
   budget.set_recent_tokens(4);
@@ -265,7 +309,7 @@ TEST(PlanSetsTest, InScopeKvHeadEachRankAnswersForItsOwnHeads) {
     ASSERT_TRUE(state.Validate(rank, report).ok());
     state.Apply(rank, report);
   }
-  state.Advance([](int) { return 0; });
+  state.Advance(NoPages);
   ASSERT_TRUE(state.agreement().ok()) << "hashes of different heads differ";
   google::protobuf::RepeatedField<int32_t> layers;
   layers.Add(1);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "cache_service/tier/host_page_store.h"
@@ -121,6 +122,33 @@ TEST_F(RegistryTest, AnOpenMustMatchItsGroup) {
   request = TestOpen("request", epoch_);
   request.set_group("nobody");
   EXPECT_EQ(registry_.Open(request).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(RegistryTest, APlanIsCommittedWhenTheLastOfItsPagesHasArrivedWithoutAnotherReport) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Reserve(id, 1, 2, /*direct=*/false).ok());
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ASSERT_TRUE(registry_.ReportPlan(Report(rank, id, 1, 5)).ok());
+  }
+  v1::GetSetsRequest sets;
+  sets.set_sequence_id(id);
+  EXPECT_EQ(registry_.sequences().Get(id)->committed_plan(), 0) << "rank 0 writes no pages";
+  EXPECT_THAT(*registry_.sequences().GetSets(sets), IsEmpty());
+  for (int layer = 0; layer < 2; ++layer) {
+    for (const auto& [first, count] : {std::pair{0, 16}, std::pair{16, 4}}) {
+      const std::vector<std::byte> rows(count * 256, std::byte{7});
+      ASSERT_TRUE(store_.Write(1, {id, layer, 1, first, count}, rows).ok());
+    }
+  }
+  ASSERT_TRUE(store_.Commit(id, 1, 19).ok());
+  EXPECT_THAT(*registry_.sequences().GetSets(sets), IsEmpty());
+  ASSERT_TRUE(store_.Commit(id, 1, 20).ok());
+  registry_.sequences().NoteCommit(id);
+  // From here on nothing more is committed.
+  ASSERT_TRUE(registry_.ReportPlan(Report(0, id, 2, 6)).ok());
+  EXPECT_FALSE(registry_.ReportPlan(Report(1, id, 2, 7)).ok());
+  EXPECT_EQ(registry_.sequences().GetSets(sets)->size(), 2u);
+  EXPECT_EQ(registry_.sequences().Get(id)->committed_tokens(), 20);
 }
 
 TEST_F(RegistryTest, BadOpensNameTheFieldAndChangeNothing) {
