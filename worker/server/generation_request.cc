@@ -9,6 +9,8 @@
 namespace heavywater {
 namespace {
 
+constexpr size_t kMaxNameBytes = 128;
+
 absl::Status CheckTokens(const char* field, const google::protobuf::RepeatedField<int32_t>& tokens,
                          int vocab_size) {
   for (int i = 0; i < tokens.size(); ++i) {
@@ -17,6 +19,22 @@ absl::Status CheckTokens(const char* field, const google::protobuf::RepeatedFiel
                                                    ", want a token id in [0, ", vocab_size, ")"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckName(const char* field, const std::string& value) {
+  if (value.size() <= kMaxNameBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " has ", value.size(), " bytes, want ", kMaxNameBytes, " or fewer"));
+}
+
+absl::Status CheckNames(const v1::GenerateRequest& proto) {
+  HW_RETURN_IF_ERROR(CheckName("request_id", proto.request_id()));
+  HW_RETURN_IF_ERROR(CheckName("tenant", proto.tenant()));
+  // Refused anyway where it is none of the known ones, but the message would
+  // repeat it.
+  HW_RETURN_IF_ERROR(CheckName("policy.policy", proto.policy().policy()));
+  HW_RETURN_IF_ERROR(CheckName("policy.scope", proto.policy().scope()));
+  return CheckName("policy.pooling", proto.policy().pooling());
 }
 
 absl::StatusOr<std::vector<int32_t>> ParsePrompt(const v1::GenerateRequest& proto,
@@ -76,6 +94,7 @@ absl::Status CheckContext(const GenerationRequest& request, const GenerationLimi
 absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest& proto,
                                                        const GenerationLimits& limits) {
   GenerationRequest request;
+  HW_RETURN_IF_ERROR(CheckNames(proto));
   HW_ASSIGN_OR_RETURN(request.prompt, ParsePrompt(proto, limits));
   HW_ASSIGN_OR_RETURN(request.max_new_tokens, ParseNewTokens(proto, limits));
   HW_ASSIGN_OR_RETURN(request.sampling, ParseSampling(proto.sampling()));
