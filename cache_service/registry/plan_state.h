@@ -32,6 +32,9 @@ struct ResidentPositions {
   std::vector<int32_t> positions;  // ascending
   std::vector<int64_t> scores;     // [positions] 2^-32 fixed point
   int rank = 0;                    // that reported it
+  size_t num_positions = 0;        // in the whole set; they may come in parts
+
+  bool whole() const { return positions.size() == num_positions; }
 };
 
 struct ReportedPlan {
@@ -41,6 +44,7 @@ struct ReportedPlan {
   int first_rank = 0;                                     // whose report came first
   std::vector<bool> reported;                             // [num_ranks]
   std::vector<TokenRanges> dropped;                       // [num_ranks] as of this plan
+  size_t bytes = 0;                                       // of its sets
   std::map<std::pair<int, int>, ResidentPositions> sets;  // by layer and kv_head (or -1)
 };
 
@@ -82,6 +86,7 @@ class PlanState {
 
   absl::Status ValidateSet(const v1::ReportedSet& set, int64_t tokens_seen) const;
   void AddTokens(const v1::PlanReport& report);
+  void BoundPending();
   void CheckAgreement(const ReportedPlan& plan, int rank, const v1::PlanReport& report);
   bool IsComplete(const ReportedPlan& plan) const;
   // `watermarks`: of each rank.

@@ -5,10 +5,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cache_service/base/shortage.h"
 #include "cache_service/base/status.h"
 
 namespace heavywater {
 namespace {
+
+// Sequences end at any time: what has no room now may have some soon.
+constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
 absl::Status Unknown(SequenceId sequence) {
   return absl::NotFoundError(absl::StrCat("sequence ", sequence, " is unknown or has ended"));
@@ -60,9 +64,15 @@ absl::Status HostPageStore::CheckRoom(int64_t need, int64_t own_promise) {
   const int64_t held = counters_.promised_bytes - own_promise;  // for other prompts
   if (need <= slab_->free_bytes() - held) return absl::OkStatus();
   ++counters_.reservations_refused;
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "host tier: need ", need, " bytes, ", std::max<int64_t>(0, slab_->free_bytes() - held),
-      " are free (", held, " more are held for admitted prompts) of ", slab_->total_bytes()));
+  const int64_t available = std::max<int64_t>(0, slab_->free_bytes() - held);
+  const int64_t limit = slab_->total_bytes();
+  return ExhaustedError(absl::StrCat("host tier: need ", need, " bytes, ", available, " are free (",
+                                     held, " more are held for admitted prompts) of ", limit),
+                        {.subject = "host_bytes",
+                         .need = need,
+                         .available = available,
+                         .limit = limit,
+                         .retry_after = need <= limit ? kRetryAfter : absl::InfiniteDuration()});
 }
 
 void HostPageStore::Promise(Entry& entry, int64_t bytes) {

@@ -86,7 +86,8 @@ absl::Status CommandRunner::OpenCache(const v1::OpenCommand& command) {
   options.prompt_tokens = command.prompt_size();
   options.max_tokens = command.max_tokens();
   if (options_.tier == nullptr) return cache_.Open(command.sequence_id(), options);
-  options_.tier->Expect(command.sequence_id(), command.max_tokens());
+  options_.tier->Expect(command.sequence_id(), command.max_tokens(),
+                        absl::Milliseconds(command.lease_ms()));
   const absl::Status opened = cache_.Open(command.sequence_id(), options);
   if (!opened.ok()) options_.tier->Forget(command.sequence_id());
   return opened;

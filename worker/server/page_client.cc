@@ -52,9 +52,11 @@ absl::StatusOr<v1::ReserveResponse> PageClient::Reserve(SequenceId sequence, Hea
   grpc::ClientContext context;
   SetTimeout(context, kShortTimeout);
   v1::ReserveResponse response;
+  const absl::Time sent = link_.clock().Now();
   const absl::Status status = FromGrpcStatus(stub_->Reserve(&context, request, &response));
   link_.Note(status);
   HW_RETURN_IF_ERROR(status);
+  link_.NoteRenewed(sequence, sent);
   return response;
 }
 

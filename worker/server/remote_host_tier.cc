@@ -26,9 +26,11 @@ RemoteHostTier::~RemoteHostTier() {
   thread_.join();
 }
 
-void RemoteHostTier::Expect(SequenceId sequence, int64_t max_tokens) {
+void RemoteHostTier::Expect(SequenceId sequence, int64_t max_tokens, absl::Duration lease) {
   MutexLock lock(&mutex_);
-  entries_[sequence].max_tokens = max_tokens;
+  Entry& entry = entries_[sequence];
+  entry.max_tokens = max_tokens;
+  entry.lease = lease;
 }
 
 void RemoteHostTier::Forget(SequenceId sequence) {
@@ -54,6 +56,7 @@ absl::Status RemoteHostTier::OpenSequence(SequenceId sequence, const PageGeometr
   }
   entry.sequence = std::make_unique<RemoteSequence>(sequence, geometry, heads, slab_);
   link_.AddSequence(sequence);
+  entry.listed = true;
   return absl::OkStatus();
 }
 
@@ -129,14 +132,22 @@ std::byte* RemoteHostTier::Page(SequenceId sequence, int layer, int kv_head, int
   MutexLock lock(&mutex_);
   Entry* entry = FindOpen(sequence);
   // The place of an orphan in the slab may belong to somebody else by now.
-  if (entry == nullptr || entry->orphan) return nullptr;
-  return entry->sequence->Page(layer, kv_head, page);
+  if (entry == nullptr || MayNotWrite(*entry)) return nullptr;
+  std::byte* const memory = entry->sequence->Page(layer, kv_head, page);
+  entry->writing = entry->writing || memory != nullptr;
+  return memory;
 }
 
 void RemoteHostTier::Publish(SequenceId sequence, int64_t tokens) {
   MutexLock lock(&mutex_);
   Entry* entry = FindOpen(sequence);
   if (entry == nullptr) return;
+  entry->writing = false;
+  // The watermark lies in the slab, too.
+  if (MayNotWrite(*entry)) {
+    StopListing(*entry);
+    return;
+  }
   entry->sequence->Publish(tokens);
   if (HasWork(*entry)) work_.SignalAll();
 }
@@ -146,6 +157,8 @@ void RemoteHostTier::CloseSequence(SequenceId sequence) {
   Entry* entry = FindOpen(sequence);
   if (entry == nullptr) return;
   entry->closed = absl::Now();
+  entry->writing = false;
+  if (entry->orphan) StopListing(*entry);
   work_.SignalAll();
 }
 

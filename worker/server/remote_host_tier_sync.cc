@@ -158,6 +158,8 @@ void RemoteHostTier::Push(Entry& entry) {
       std::min(sequence.CommitEnd(), begin + kPushPages * sequence.geometry().page_tokens);
   const LocalRows local = sequence.RowsToMove(begin, end);
   const bool streams = sequence.slab() == nullptr;
+  if (MayNotWrite(entry)) return;
+  entry.copying = true;
   mutex_.Unlock();
   absl::Status status;
   if (streams) {
@@ -167,7 +169,10 @@ void RemoteHostTier::Push(Entry& entry) {
     local.CopyToSlab();
   }
   mutex_.Lock();
-  if (status.ok()) {
+  entry.copying = false;
+  if (MayNotWrite(entry)) {
+    StopListing(entry);
+  } else if (status.ok()) {
     sequence.Committed(end);
   } else {
     NoteFailure(entry, status);
@@ -187,17 +192,31 @@ void RemoteHostTier::NoteFailure(Entry& entry, const absl::Status& status) {
 void RemoteHostTier::NoteUnknown(SequenceId sequence) {
   MutexLock lock(&mutex_);
   const auto found = entries_.find(sequence);
-  if (found == entries_.end() || found->second.sequence == nullptr) return;
-  MakeOrphan(found->second, "the service has ended it");
+  if (found == entries_.end() || found->second.sequence == nullptr) {
+    link_.ForgetSequence(sequence);  // nobody here writes to it
+    return;
+  }
+  Entry& entry = found->second;
+  entry.unknown = true;
+  MakeOrphan(entry, "the service has ended it");
+  StopListing(entry);
 }
 
-// No longer listed, its pages may be given to others.
 void RemoteHostTier::MakeOrphan(Entry& entry, const std::string& why) {
   if (entry.orphan) return;
   entry.orphan = true;
-  link_.RemoveSequence(entry.sequence->id());
+  StopListing(entry);
   LogWarn("pages of a sequence are no longer kept",
           {{"sequence", entry.sequence->id()}, {"reason", why}});
+}
+
+// Left out of a heartbeat, its pages may be given to others: not while the step
+// or this thread still writes to addresses that it got before.
+void RemoteHostTier::StopListing(Entry& entry) {
+  if (!entry.orphan || entry.writing || entry.copying) return;
+  if (entry.unknown) link_.ForgetSequence(entry.sequence->id());
+  if (entry.listed && !entry.unknown) link_.RemoveSequence(entry.sequence->id());
+  entry.listed = false;
 }
 
 bool RemoteHostTier::HasEnded(const Entry& entry) const {
@@ -214,7 +233,7 @@ std::vector<std::function<void()>> RemoteHostTier::EraseEnded() {
       ++entry;
       continue;
     }
-    if (!entry->second.orphan) link_.RemoveSequence(entry->first);
+    if (entry->second.listed) link_.RemoveSequence(entry->first);
     if (entry->second.when_written) written.push_back(std::move(entry->second.when_written));
     entry = entries_.erase(entry);
   }
