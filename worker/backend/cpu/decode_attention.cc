@@ -3,14 +3,23 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "worker/backend/cpu/aligned.h"
+#include "worker/backend/cpu/recall_attention.h"
 #include "worker/backend/host_memory.h"
 
 namespace heavywater {
 namespace {
 
 constexpr double kNoMaximum = -std::numeric_limits<double>::infinity();
+
+// Rows of a unit. With recall it holds whole tokens: their heads pick together.
+int64_t RowsPerUnit(const KvShape& shape, const AttendItem& item) {
+  const int64_t group = shape.group_size();
+  if (item.recall == nullptr || group > kMaxQueryRows) return kMaxQueryRows;
+  return kMaxQueryRows / group * group;
+}
 
 int64_t NumBlocks(int64_t used) { return (used + kSlotBlock - 1) / kSlotBlock; }
 
@@ -23,6 +32,7 @@ struct DecodeAttention::Scratch {
   AlignedScratch<float> out;         // [num_blocks][kMaxQueryRows][padded head_dim]
   std::vector<BlockResult> results;  // [num_blocks]
   QueryRows rows;
+  std::unique_ptr<RecallAttention> recall;  // made when first needed
 };
 
 // Up to kMaxQueryRows queries of one item that read the same KV head.
@@ -32,7 +42,11 @@ struct DecodeAttention::Unit {
   int64_t first_row = 0;  // counted over the item's tokens x the head's group
   int num_rows = 0;
   int64_t num_blocks = 0;
-  int64_t blocks_left = 0;           // guarded by DecodeAttention::mutex_
+  // Units that finish together, from their leader on: a token whose group needs
+  // several, with recall. Else each is alone.
+  Unit* leader = nullptr;
+  int num_units = 1;                 // the leader's
+  int64_t blocks_left = 0;           // the leader's; guarded by DecodeAttention::mutex_
   std::unique_ptr<Scratch> scratch;  // from the first block's start to the merge
 
   // The row's token within the item.
@@ -49,7 +63,7 @@ struct DecodeAttention::Unit {
 };
 
 DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
-    : kernels_(DecodeKernelsOf(target)), pool_(pool) {}
+    : target_(target), kernels_(DecodeKernelsOf(target)), pool_(pool) {}
 DecodeAttention::~DecodeAttention() = default;
 
 std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& shape,
@@ -59,16 +73,29 @@ std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& sha
     const int64_t num_rows = item.num_tokens * shape.group_size();
     // An item without slots still has outputs to write: one empty block.
     const int64_t num_blocks = std::max<int64_t>(NumBlocks(item.layer.used), 1);
+    const int64_t rows_per_unit = RowsPerUnit(shape, item);
+    // A token in several units: all of its rows, and no other's, are theirs.
+    const bool split = item.recall != nullptr && shape.group_size() > kMaxQueryRows;
+    const int64_t rows_together = split ? shape.group_size() : rows_per_unit;
     for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-      for (int64_t row = 0; row < num_rows; row += kMaxQueryRows) {
-        Unit& unit = units.emplace_back();
-        unit.item = &item;
-        unit.kv_head = kv_head;
-        unit.first_row = row;
-        unit.num_rows = static_cast<int>(std::min<int64_t>(num_rows - row, kMaxQueryRows));
-        unit.num_blocks = unit.blocks_left = num_blocks;
+      for (int64_t row = 0; row < num_rows; row += rows_together) {
+        const int64_t end = std::min(row + rows_together, num_rows);
+        for (int64_t first = row; first < end; first += rows_per_unit) {
+          Unit& unit = units.emplace_back();
+          unit.item = &item;
+          unit.kv_head = kv_head;
+          unit.first_row = first;
+          unit.num_rows = static_cast<int>(std::min(end - first, rows_per_unit));
+          unit.num_units = static_cast<int>((end - row + rows_per_unit - 1) / rows_per_unit);
+          unit.num_blocks = num_blocks;
+        }
       }
     }
+  }
+  for (size_t first = 0; first < units.size(); first += units[first].num_units) {
+    Unit& leader = units[first];
+    leader.blocks_left = leader.num_blocks * leader.num_units;
+    for (int i = 0; i < leader.num_units; ++i) units[first + i].leader = &leader;
   }
   return units;
 }
@@ -88,8 +115,11 @@ void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
     StartBlock(shape, params, *unit);
     AttendBlock(shape, params, *unit, block);
     if (!FinishBlock(*unit)) return;
-    Merge(shape, params, *unit);
-    Release(*unit);
+    if (unit->item->recall == nullptr) {
+      FinishUnit(shape, params, *unit);
+    } else {
+      Recall(shape, params, *unit->leader);
+    }
   });
 }
 
@@ -121,7 +151,7 @@ void DecodeAttention::StartBlock(const KvShape& shape, const AttendParams& param
 
 bool DecodeAttention::FinishBlock(Unit& unit) {
   MutexLock lock(&mutex_);
-  return --unit.blocks_left == 0;
+  return --unit.leader->blocks_left == 0;
 }
 
 void DecodeAttention::Release(Unit& unit) {
@@ -170,8 +200,10 @@ std::vector<double> DecodeAttention::BlockFactors(const std::vector<BlockResult>
   return factors;
 }
 
-// The order is fixed, whoever computed which block.
-void DecodeAttention::Merge(const KvShape& shape, const AttendParams& params, Unit& unit) {
+// The order is fixed, whoever computed which block. Returns the blocks' factors,
+// [block][kMaxQueryRows].
+std::vector<double> DecodeAttention::Merge(const KvShape& shape, const AttendParams& params,
+                                           Unit& unit) {
   const std::vector<BlockResult>& blocks = unit.scratch->results;
   std::vector<double> factors(blocks.size() * kMaxQueryRows, 0.0);  // [block][row]
   std::vector<double> sums(shape.head_dim);
@@ -187,7 +219,43 @@ void DecodeAttention::Merge(const KvShape& shape, const AttendParams& params, Un
     float* out = params.out.device_address() + unit.OffsetOf(shape, row);
     for (int i = 0; i < shape.head_dim; ++i) out[i] = static_cast<float>(sums[i]);
   }
+  return factors;
+}
+
+void DecodeAttention::FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit) {
+  const std::vector<double> factors = Merge(shape, params, unit);
   if (unit.item->accumulate_gains) AddGains(unit, factors);
+  Release(unit);
+}
+
+// After the slots' blocks: the picks', then all are merged.
+void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, Unit& leader) {
+  const std::span<Unit> units(&leader, leader.num_units);
+  std::vector<RecallPart> parts;
+  int64_t num_rows = 0;
+  for (Unit& unit : units) {
+    parts.push_back({.rows = &unit.scratch->rows, .results = &unit.scratch->results});
+    num_rows += unit.num_rows;
+  }
+  const RecallWork work{.shape = shape,
+                        .item = *leader.item,
+                        .kv_head = leader.kv_head,
+                        .first_token = leader.TokenOf(shape, 0),
+                        .num_tokens = num_rows / shape.group_size(),
+                        .parts = parts};
+  if (leader.scratch->recall == nullptr) {
+    leader.scratch->recall = std::make_unique<RecallAttention>();
+  }
+  RecallAttention& recall = *leader.scratch->recall;
+  recall.AttendPicks(target_, work);
+  recall.ReportMissing(target_, work);
+  for (Unit& unit : units) {
+    const std::vector<double> factors = Merge(shape, params, unit);
+    if (unit.item->accumulate_gains) AddGains(unit, factors);
+    MutexLock lock(&gains_mutex_);
+    recall.AddGains(target_, work, static_cast<int>(&unit - &leader), factors);
+  }
+  for (Unit& unit : units) Release(unit);
 }
 
 void DecodeAttention::AddGains(const Unit& unit, const std::vector<double>& factors) {

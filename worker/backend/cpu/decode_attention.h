@@ -1,5 +1,6 @@
 // Attend() of the CPU backend: splits a batch into tasks of one KV head, up to
-// kMaxQueryRows queries and one block of slots, and merges the blocks.
+// kMaxQueryRows queries and one block of slots, and merges the blocks. Recall's
+// part is recall_attention.h's.
 #pragma once
 
 #include <memory>
@@ -27,12 +28,15 @@ class DecodeAttention {
   static std::vector<Unit> MakeUnits(const KvShape& shape, const AttendParams& params);
   void AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit, int64_t block);
   static std::vector<double> BlockFactors(const std::vector<BlockResult>& blocks, int row);
-  void Merge(const KvShape& shape, const AttendParams& params, Unit& unit);
+  static std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit);
   void AddGains(const Unit& unit, const std::vector<double>& factors);
+  void FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit);
+  void Recall(const KvShape& shape, const AttendParams& params, Unit& leader);
   void StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit);
   bool FinishBlock(Unit& unit);
   void Release(Unit& unit);
 
+  const CpuTarget target_;
   const DecodeKernels& kernels_;
   ThreadPool& pool_;
   Mutex mutex_;
