@@ -5,12 +5,14 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/worker/backend/layer_image.h"
+#include "tests/worker/backend/recall_image.h"
 #include "worker/backend/backend.h"
 
 namespace heavywater {
@@ -34,6 +36,7 @@ struct AttendCase {
     LayerImage layer;
     int64_t num_tokens = 1;
     Position first_position = 0;
+    std::optional<RecallImage> recall = {};
   };
   KvShape shape;
   std::vector<Item> items;
@@ -48,6 +51,7 @@ struct AttendCase {
 struct AttendOutcome {
   std::vector<float> out;
   std::vector<std::vector<int64_t>> gains;  // [item][num_kv_heads * capacity]
+  std::vector<RecallOutcome> recall = {};   // [item]
 };
 AttendOutcome RunAttend(Backend& backend, const AttendCase& attend);
 

@@ -108,9 +108,9 @@ void Picker::Pick(const ScanKernels& kernels, const PickerQuery& query,
   float least = std::max(recall.min_share, std::numeric_limits<float>::min());
   ForPages(query, set, [&](int64_t page, const uint16_t* words) {
     if (num_candidates_ > 2 * max_picks) KeepBest(max_picks, least);
-    num_candidates_ += kernels.find_candidates(
-        scan_, SketchOf(query, page), words, static_cast<Position>(page * page_tokens), least,
-        candidates_.data() + num_candidates_);
+    num_candidates_ += kernels.find_candidates(scan_, SketchOf(query, page), words,
+                                               static_cast<Position>(page * page_tokens), least,
+                                               candidates_.data() + num_candidates_);
   });
   KeepBest(max_picks, least);
   const auto begin = static_cast<int64_t>(picks.size());

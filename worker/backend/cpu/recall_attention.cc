@@ -104,13 +104,12 @@ void RecallAttention::AttendBlock(const DecodeKernels& kernels, const RecallWork
                                   const PickList& list, int64_t count, int64_t block) {
   const int64_t padded = PaddedRow(work.shape.head_dim);
   const int64_t num_blocks = NumPickBlocks();
-  const SlotBlock slots{
-      .dtype = work.shape.dtype,
-      .head_dim = work.shape.head_dim,
-      .keys = gathered_.get(),
-      .values = gathered_.get() + kPickBlock * work.shape.row_bytes() / 2,
-      .positions = kSeenByAll,
-      .count = static_cast<int>(count)};
+  const SlotBlock slots{.dtype = work.shape.dtype,
+                        .head_dim = work.shape.head_dim,
+                        .keys = gathered_.get(),
+                        .values = gathered_.get() + kPickBlock * work.shape.row_bytes() / 2,
+                        .positions = kSeenByAll,
+                        .count = static_cast<int>(count)};
   for (int64_t part = 0; part < static_cast<int64_t>(work.parts.size()); ++part) {
     const QueryRows& all = *work.parts[part].rows;
     BlockResult& result = (*work.parts[part].results)[num_slot_blocks_ + block];
@@ -166,8 +165,8 @@ void RecallAttention::AddGains(CpuTarget target, const RecallWork& work, int par
   for (const PickList& list : lists_) {
     const std::span<const Position> picks = PicksOf(list);
     const int64_t first_row = std::max<int64_t>(list.first_row - part * kMaxQueryRows, 0);
-    const int64_t end_row = std::min<int64_t>(
-        list.first_row + list.num_rows - part * kMaxQueryRows, work.parts[part].rows->num_rows);
+    const int64_t end_row = std::min<int64_t>(list.first_row + list.num_rows - part * kMaxQueryRows,
+                                              work.parts[part].rows->num_rows);
     for (int64_t first = 0; first < list.count; first += kPickBlock, ++block) {
       const int64_t count = std::min<int64_t>(list.count - first, kPickBlock);
       int64_t of_picks[kPickBlock] = {};
@@ -185,9 +184,8 @@ void RecallAttention::ReportMissing(CpuTarget target, const RecallWork& work) {
   for (int64_t token = 0; token < work.num_tokens; ++token) {
     const int64_t index = (work.first_token + token) * work.shape.num_kv_heads + work.kv_head;
     const PickList& list = recall.all ? lists_.front() : lists_[token];
-    recall.missing[index] =
-        picker_.MissingShare(ScanKernelsOf(target),
-                             QueryOf(work, token, work.parts[0].results->size()), PicksOf(list));
+    recall.missing[index] = picker_.MissingShare(
+        ScanKernelsOf(target), QueryOf(work, token, work.parts[0].results->size()), PicksOf(list));
   }
 }
 
