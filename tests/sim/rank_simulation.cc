@@ -160,10 +160,10 @@ std::string RankSimulation::Step() {
   if (fault != Fault::kNone) {
     group_->tamper = [&](std::vector<DeviceSpan<int64_t>>& buffers) {
       const auto world = static_cast<int64_t>(buffers.size());
-      const int64_t header = (2 + 4 * static_cast<int64_t>(appends.size())) * world;
+      const int64_t header = (2 + 5 * static_cast<int64_t>(appends.size())) * world;
       int64_t* mine = buffers[faulty].device_address();
       if (fault == Fault::kStatus) {
-        for (size_t i = 0; i < appends.size(); ++i) mine[(2 + 4 * i) * world + faulty] = 13;
+        for (size_t i = 0; i < appends.size(); ++i) mine[(2 + 5 * i) * world + faulty] = 13;
       } else {
         std::fill_n(mine + header, buffers[faulty].size() - header, 0);
       }

@@ -102,6 +102,10 @@ KvHeadRows RowsOfKvHead(const KvShape& shape, const LayerView& layer, int kv_hea
           .row_bytes = row_bytes};
 }
 
+absl::Status HostMemoryBackend::CheckShape(const KvShape& shape) const {
+  return CheckBackendShape(shape);
+}
+
 absl::StatusOr<DeviceBuffer> HostMemoryBackend::Allocate(int64_t bytes) {
   if (bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat("bytes is ", bytes, ", want at least 0"));

@@ -35,6 +35,7 @@ inline int SetOfKvHead(const LayerView& layer, int kv_head) {
 // safe: one thread at a time uses a backend.
 class HostMemoryBackend : public Backend {
  public:
+  absl::Status CheckShape(const KvShape& shape) const override;
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
   absl::Status CopyToDevice(DeviceSpan<std::byte> to, std::span<const std::byte> from,
                             Stream& stream) override;

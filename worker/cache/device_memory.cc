@@ -38,6 +38,8 @@ std::string_view MemoryKindName(MemoryKind kind) {
       return "prompt_hidden";
     case MemoryKind::kWorkspace:
       return "workspace";
+    case MemoryKind::kScratch:
+      return "scratch";
   }
   HW_CHECK(false && "memory kind without a name");
   return "";

@@ -21,8 +21,9 @@ enum class MemoryKind {
   kPromptKv,      // one layer's whole KV while a prompt runs, its tables included
   kPromptHidden,  // a prompt's hidden states: counted, outside the limit
   kWorkspace,     // a step's rows and its reduce buffer
+  kScratch,       // what the backend's attention works in
 };
-inline constexpr int kNumMemoryKinds = 6;
+inline constexpr int kNumMemoryKinds = 7;
 std::string_view MemoryKindName(MemoryKind kind);
 
 struct MemoryGauge {

@@ -57,7 +57,7 @@ absl::Status DecodeStep::After() {
     item_status_[i] = exchange_->CheckItem(static_cast<int64_t>(i), items_[i]);
     if (item_status_[i].ok()) {
       HW_RETURN_IF_ERROR(Finish(items_[i]));
-    } else if (items_[i].status.ok() || exchange_->RanAnywhere(static_cast<int64_t>(i))) {
+    } else if (exchange_->RanAnywhere(static_cast<int64_t>(i))) {
       HW_RETURN_IF_ERROR(Undo(items_[i]));
     }
   }
@@ -178,6 +178,7 @@ absl::Status DecodeStep::AppendKv(int layer) {
 
 absl::Status DecodeStep::Attend(int layer) {
   std::vector<AttendItem> attends;
+  int64_t capacity = 0;
   for (const ActiveItem& item : items_) {
     if (!item.status.ok()) continue;
     AttendItem attend;
@@ -187,12 +188,16 @@ absl::Status DecodeStep::Attend(int layer) {
     attend.first_position = item.spec.first_position;
     attend.accumulate_gains = item.sequence->budget().uses_scores;
     attends.push_back(attend);
+    capacity = std::max(capacity, attend.layer.capacity);
   }
   AttendParams params;
   params.items = attends;
   params.queries = cache_.workspace().queries(num_tokens());
   params.out = cache_.workspace().attention(num_tokens());
   params.scale = cache_.attention_scale();
+  HW_ASSIGN_OR_RETURN(params.scratch,
+                      cache_.workspace().Scratch(
+                          cache_.backend().AttendScratchBytes(cache_.options().shape, capacity)));
   if (attends.size() < items_.size()) {  // rows of items that do not run
     HW_RETURN_IF_ERROR(cache_.backend().Zero(DeviceBytes(params.out), cache_.stream()));
   }

@@ -76,6 +76,7 @@ RankCache::~RankCache() = default;
 absl::StatusOr<std::unique_ptr<RankCache>> RankCache::Create(const RankCacheOptions& options,
                                                              Backend& backend, HostTier* tier) {
   HW_RETURN_IF_ERROR(Check(options));
+  HW_RETURN_IF_ERROR(backend.CheckShape(options.shape));
   std::unique_ptr<RankCache> cache(new RankCache(options, backend, tier));
   HW_ASSIGN_OR_RETURN(cache->workspace_, Workspace::Create(options, cache->memory_));
   return cache;
@@ -116,7 +117,8 @@ absl::StatusOr<SequenceCache*> RankCache::Find(SequenceId sequence) const {
 absl::StatusOr<int64_t> RankCache::DeviceBytesNeeded(const SequenceOptions& options) const {
   HW_RETURN_IF_ERROR(CheckTokens(options));
   HW_ASSIGN_OR_RETURN(const Budget budget, ResolveBudget(options.policy, options.prompt_tokens));
-  return BytesOf(options_, budget, options, SlotCapacity(options_, budget, options)).total();
+  return BytesOf(options_, backend_, budget, options, SlotCapacity(options_, budget, options))
+      .total();
 }
 
 int64_t RankCache::LongestPromptThatFits(const SequenceOptions& options) const {

@@ -25,7 +25,8 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Create(
   std::unique_ptr<SequenceCache> cache(new SequenceCache(options, id, sequence, memory, stream));
   HW_ASSIGN_OR_RETURN(cache->budget_, ResolveBudget(sequence.policy, sequence.prompt_tokens));
   cache->planned_capacity_ = SlotCapacity(options, cache->budget_, sequence);
-  const SequenceBytes bytes = BytesOf(options, cache->budget_, sequence, cache->planned_capacity_);
+  const SequenceBytes bytes =
+      BytesOf(options, memory.backend(), cache->budget_, sequence, cache->planned_capacity_);
   HW_ASSIGN_OR_RETURN(cache->reservation_,
                       memory.Reserve(bytes.total(), absl::StrCat("sequence ", id)));
   HW_ASSIGN_OR_RETURN(cache->host_pages_, HostPages::Open(options, tier, id, sequence));
@@ -160,7 +161,7 @@ absl::Status SequenceCache::EnsureCapacity(int64_t slots) {
   const int64_t capacity = budget_.bounded_decode ? slots : (slots + page - 1) / page * page;
   const int64_t layer_bytes = DeviceLayerBytes(rank_.shape, sets_.own_sets, capacity).total();
   if (capacity > planned_capacity_) {
-    const SequenceBytes bytes = BytesOf(rank_, budget_, options_, capacity);
+    const SequenceBytes bytes = BytesOf(rank_, memory_.backend(), budget_, options_, capacity);
     HW_RETURN_IF_ERROR(reservation_.Extend(
         std::max(reservation_.bytes(), bytes.steady() + layer_bytes),
         absl::StrCat("an append that needs ", slots, " slots until the next plan")));
@@ -185,7 +186,7 @@ absl::Status SequenceCache::ShrinkToPlannedCapacity() {
 }
 
 int64_t SequenceCache::planned_bytes() const {
-  return BytesOf(rank_, budget_, options_, planned_capacity_).steady();
+  return BytesOf(rank_, memory_.backend(), budget_, options_, planned_capacity_).steady();
 }
 
 bool SequenceCache::has_excess_reservation() const {

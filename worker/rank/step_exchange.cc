@@ -11,8 +11,8 @@
 namespace heavywater {
 namespace {
 
-enum StepField : int64_t { kStep, kLength };                // kStepFields
-enum ItemField : int64_t { kStatus, kSeen, kUsed, kHash };  // kItemFields
+enum StepField : int64_t { kStep, kLength };                      // kStepFields
+enum ItemField : int64_t { kStatus, kRan, kSeen, kUsed, kHash };  // kItemFields
 
 int64_t FieldOf(int64_t item, ItemField field) { return kStepFields + item * kItemFields + field; }
 
@@ -51,6 +51,7 @@ void StepExchange::SetAgreement(std::span<const ActiveItem> items) {
   agreement_.Set(kLength, reduced_size_);
   for (int64_t i = 0; i < static_cast<int64_t>(items.size()); ++i) {
     agreement_.Set(FieldOf(i, kStatus), static_cast<int64_t>(items[i].status.code()));
+    agreement_.Set(FieldOf(i, kRan), items[i].ran() ? 1 : 0);
     const SequenceCache* sequence = items[i].sequence;
     if (sequence == nullptr) continue;
     agreement_.Set(FieldOf(i, kSeen), sequence->tokens_seen());
@@ -59,30 +60,56 @@ void StepExchange::SetAgreement(std::span<const ActiveItem> items) {
   }
 }
 
-absl::Status StepExchange::Fill(std::span<const ActiveItem> items) {
+absl::Status StepExchange::Fill(std::span<ActiveItem> items) {
   Backend& backend = cache_.backend();
-  Stream& stream = cache_.stream();
   HW_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> memory, cache_.workspace().Gains(largest_size_));
   buffer_ = memory.Sub(0, size_);
-  HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(buffer_), stream));
+  sums_.resize(size_);
+  HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(buffer_), cache_.stream()));
+  HW_RETURN_IF_ERROR(CollectGains(items));
+  HW_RETURN_IF_ERROR(CheckOwnRegions(items));
   SetAgreement(items);
-  HW_RETURN_IF_ERROR(backend.CopyToDevice(DeviceBytes(buffer_.Sub(0, agreement_.size())),
-                                          std::as_bytes(agreement_.entries()), stream));
+  return backend.CopyToDevice(DeviceBytes(buffer_.Sub(0, agreement_.size())),
+                              std::as_bytes(agreement_.entries()), cache_.stream());
+}
+
+absl::Status StepExchange::CollectGains(std::span<const ActiveItem> items) {
   for (const ActiveItem& item : items) {
-    if (!item.status.ok() || !item.reduces()) continue;
+    if (!item.status.ok() || !item.has_gains()) continue;
     for (int layer = 0; layer < item.gains.num_layers; ++layer) {
-      HW_RETURN_IF_ERROR(backend.CollectGains(cache_.options().shape, item.sequence->View(layer),
-                                              item.gains.Own(buffer_, layer), stream));
+      HW_RETURN_IF_ERROR(
+          cache_.backend().CollectGains(cache_.options().shape, item.sequence->View(layer),
+                                        item.gains.Own(buffer_, layer), cache_.stream()));
     }
   }
   return absl::OkStatus();
 }
 
+absl::Status StepExchange::CheckOwnRegions(std::span<ActiveItem> items) {
+  if (size_ > reduced_size_) HW_RETURN_IF_ERROR(CopyToHost(reduced_size_, size_));
+  for (ActiveItem& item : items) {
+    if (!item.status.ok() || !item.has_gains() || item.reduces_gains()) continue;
+    const absl::Status mass = CheckMassOf(item);
+    if (!mass.ok()) item.status = Annotate(mass, absl::StrCat("rank ", cache_.options().rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepExchange::CheckMassOf(const ActiveItem& item) const {
+  return CheckMass(cache_.options().shape, item.sequence->options().policy.scope, item.gains,
+                   item.sequence->queries_since_plan() + item.spec.num_tokens,
+                   /*first_layer=*/0, sums_);
+}
+
+absl::Status StepExchange::CopyToHost(int64_t begin, int64_t end) {
+  const std::span<int64_t> to = std::span(sums_).subspan(begin, end - begin);
+  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(
+      std::as_writable_bytes(to), DeviceBytes(buffer_.Sub(begin, end - begin)), cache_.stream()));
+  return cache_.backend().Synchronize(cache_.stream());
+}
+
 absl::Status StepExchange::Read() {
-  sums_.resize(size_);
-  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(std::as_writable_bytes(std::span(sums_)),
-                                                 DeviceBytes(buffer_), cache_.stream()));
-  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
+  HW_RETURN_IF_ERROR(CopyToHost(0, reduced_size_));
   std::copy_n(sums_.begin(), agreement_.size(), agreement_.entries().begin());
   HW_RETURN_IF_ERROR(agreement_.CheckEqual(kStep, "step number"));
   return agreement_.CheckEqual(kLength,
@@ -90,7 +117,7 @@ absl::Status StepExchange::Read() {
 }
 
 bool StepExchange::RanAnywhere(int64_t index) const {
-  return agreement_.AnyOk(FieldOf(index, kStatus));
+  return agreement_.AnySet(FieldOf(index, kRan));
 }
 
 absl::Status StepExchange::CheckItem(int64_t index, const ActiveItem& item) const {
@@ -103,10 +130,8 @@ absl::Status StepExchange::CheckItem(int64_t index, const ActiveItem& item) cons
   HW_RETURN_IF_ERROR(agreement_.CheckEqual(FieldOf(index, kUsed), name + ": slots in use"));
   HW_RETURN_IF_ERROR(
       agreement_.CheckEqual(FieldOf(index, kHash), group, name + ": hash of the previous plan"));
-  if (!item.reduces()) return absl::OkStatus();
-  const int64_t queries = item.sequence->queries_since_plan() + item.spec.num_tokens;
-  const absl::Status mass =
-      CheckMass(cache_.options().shape, scope, item.gains, queries, /*first_layer=*/0, sums_);
+  if (!item.reduces_gains()) return absl::OkStatus();
+  const absl::Status mass = CheckMassOf(item);
   return mass.ok() ? mass : Annotate(mass, name);
 }
 

@@ -23,13 +23,15 @@ struct ActiveItem {
   int64_t first_row = 0;              // in the step's rows
   int64_t used_before = 0;
   std::vector<int32_t> slots;  // [num_layers][num_sets][num_tokens], as far as taken
-  GainsRegion gains;           // of size 0 when it reduces none
+  GainsRegion gains;           // of size 0 without scores to add
   int64_t first_logits_row = 0;
 
   bool plans() const {
     return spec.plan_due && sequence != nullptr && sequence->budget().bounded_decode;
   }
-  bool reduces() const { return gains.size() > 0; }
+  bool has_gains() const { return gains.size() > 0; }
+  bool reduces_gains() const { return has_gains() && gains.sets.reduced_sets > 0; }
+  bool ran() const { return !slots.empty(); }  // on this rank
   int64_t logits_rows() const { return spec.all_logits ? spec.num_tokens : 1; }
 };
 
@@ -42,8 +44,9 @@ class StepExchange {
 
   // Before slots are taken: sets every item's region.
   void Layout(uint64_t step, std::span<ActiveItem> items);
-  // After the last layer: this rank's part of the buffer.
-  absl::Status Fill(std::span<const ActiveItem> items);
+  // After the last layer: this rank's part of the buffer. An item whose gains of
+  // this rank alone are wrong gets that status.
+  absl::Status Fill(std::span<ActiveItem> items);
   DeviceSpan<int64_t> reduce_buffer() const { return buffer_.Sub(0, reduced_size_); }
 
   // After the reduce. FAILED_PRECONDITION naming both values when ranks are not in
@@ -57,7 +60,11 @@ class StepExchange {
   DeviceSpan<int64_t> buffer() const { return buffer_; }
 
  private:
+  absl::Status CollectGains(std::span<const ActiveItem> items);
+  absl::Status CheckOwnRegions(std::span<ActiveItem> items);
+  absl::Status CopyToHost(int64_t begin, int64_t end);  // of the buffer, to sums_
   void SetAgreement(std::span<const ActiveItem> items);
+  absl::Status CheckMassOf(const ActiveItem& item) const;
 
   RankCache& cache_;
   uint64_t step_ = 0;
@@ -66,7 +73,7 @@ class StepExchange {
   int64_t reduced_size_ = 0;
   int64_t largest_size_ = 0;  // with every slot in use: the buffer need not grow until then
   DeviceSpan<int64_t> buffer_;
-  std::vector<int64_t> sums_;  // its host copy after the reduce
+  std::vector<int64_t> sums_;  // its host copy
 };
 
 }  // namespace heavywater

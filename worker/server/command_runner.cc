@@ -75,8 +75,8 @@ absl::StatusOr<CommandResult> CommandRunner::Open(const v1::OpenCommand& command
             {{"sequence", command.sequence_id()}, {"error", here.ToString()}});
   }
   CommandResult result;
-  HW_ASSIGN_OR_RETURN(result.status,
-                      AgreeOnStatus(here, cache_.backend(), communicator_, cache_.stream()));
+  HW_RETURN_IF_ERROR(
+      AgreeOnStatus(here, cache_.backend(), communicator_, cache_.stream(), result.status));
   if (result.status.ok() || !here.ok()) return result;
   prompts_.erase(command.sequence_id());
   reports_.Close(command.sequence_id());  // nothing was written: nobody need know

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,9 @@ struct AttendOutcome {
   std::vector<std::vector<int64_t>> gains;  // [item][num_kv_heads * capacity]
   std::vector<RecallOutcome> recall = {};   // [item]
 };
+// Exactly what the backend asks for.
+DeviceBuffer AttendScratch(Backend& backend, const KvShape& shape,
+                           std::span<const AttendItem> items);
 AttendOutcome RunAttend(Backend& backend, const AttendCase& attend);
 
 // Sequences of random lengths with holes in their tables, queries at and before

@@ -413,12 +413,14 @@ TEST_P(BackendTest, WhatIsNotPickedIsNotRead) {
                             .num_tokens = 1,
                             .first_position = item.first_position,
                             .recall = &recall.view()};
+  const DeviceBuffer scratch = AttendScratch(backend(), shape, {&attended, 1});
   Stream stream;
   ASSERT_TRUE(backend()
                   .Attend(shape,
                           {.items = {&attended, 1},
                            .queries = queries.As<float>(),
                            .out = out.As<float>(),
+                           .scratch = scratch.As<std::byte>(),
                            .scale = attend.scale},
                           stream)
                   .ok());
@@ -445,12 +447,14 @@ TEST_P(BackendTest, NothingThatIsNotAskedForIsWritten) {
                             .first_position = item.first_position,
                             .accumulate_gains = false,
                             .recall = &view};
+  const DeviceBuffer scratch = AttendScratch(backend(), shape, {&attended, 1});
   Stream stream;
   ASSERT_TRUE(backend()
                   .Attend(shape,
                           {.items = {&attended, 1},
                            .queries = queries.As<float>(),
                            .out = out.As<float>(),
+                           .scratch = scratch.As<std::byte>(),
                            .scale = attend.scale},
                           stream)
                   .ok());

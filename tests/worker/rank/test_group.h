@@ -65,6 +65,9 @@ class TestGroup {
   absl::Status Append(const std::vector<TestAppend>& appends);
   StepDescriptor Describe(const std::vector<TestAppend>& appends);
 
+  // Of each rank, where the last call ended.
+  const std::vector<absl::Status>& statuses() const { return statuses_; }
+
   // Called between Before() and the sum, with every rank's buffer.
   std::function<void(std::vector<DeviceSpan<int64_t>>&)> tamper;
 
@@ -92,6 +95,7 @@ class TestGroup {
   RowSource rows_;
   std::vector<Rank> ranks_;
   uint64_t next_step_ = 0;
+  std::vector<absl::Status> statuses_;
 };
 
 // This rank's share of the model.

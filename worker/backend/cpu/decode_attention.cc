@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <span>
+#include <utility>
 
-#include "worker/backend/cpu/aligned.h"
-#include "worker/backend/cpu/recall_attention.h"
+#include "cache_service/base/check.h"
+#include "worker/backend/cpu/scratch.h"
 #include "worker/backend/host_memory.h"
 
 namespace heavywater {
@@ -21,18 +24,22 @@ int64_t RowsPerUnit(const KvShape& shape, const AttendItem& item) {
   return kMaxQueryRows / group * group;
 }
 
+// Units that a token with recall may need for one KV head.
+int64_t UnitsPerGroup(const KvShape& shape) {
+  return (shape.group_size() + kMaxQueryRows - 1) / kMaxQueryRows;
+}
+
 int64_t NumBlocks(int64_t used) { return (used + kSlotBlock - 1) / kSlotBlock; }
 
 }  // namespace
 
 // What one unit needs until its blocks are merged.
 struct DecodeAttention::Scratch {
-  AlignedScratch<float> queries;     // [kMaxQueryRows][padded head_dim]
-  AlignedScratch<float> weights;     // [kMaxQueryRows][num_blocks * kSlotBlock]
-  AlignedScratch<float> out;         // [num_blocks][kMaxQueryRows][padded head_dim]
-  std::vector<BlockResult> results;  // [num_blocks]
+  float* queries = nullptr;        // [kMaxQueryRows][padded head_dim]
+  float* weights = nullptr;        // [kMaxQueryRows][num_blocks * kSlotBlock]
+  float* out = nullptr;            // [num_blocks][kMaxQueryRows][padded head_dim]
+  BlockResult* results = nullptr;  // [num_blocks]
   QueryRows rows;
-  std::unique_ptr<RecallAttention> recall;  // made when first needed
 };
 
 // Up to kMaxQueryRows queries of one item that read the same KV head.
@@ -45,9 +52,9 @@ struct DecodeAttention::Unit {
   // Units that finish together, from their leader on: a token whose group needs
   // several, with recall. Else each is alone.
   Unit* leader = nullptr;
-  int num_units = 1;                 // the leader's
-  int64_t blocks_left = 0;           // the leader's; guarded by DecodeAttention::mutex_
-  std::unique_ptr<Scratch> scratch;  // from the first block's start to the merge
+  int num_units = 1;               // the leader's
+  int64_t blocks_left = 0;         // the leader's; guarded by DecodeAttention::mutex_
+  std::optional<Scratch> scratch;  // from the first block's start to the merge
 
   // The row's token within the item.
   int64_t TokenOf(const KvShape& shape, int row) const {
@@ -63,8 +70,36 @@ struct DecodeAttention::Unit {
 };
 
 DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
-    : target_(target), kernels_(DecodeKernelsOf(target)), pool_(pool) {}
+    : target_(target),
+      kernels_(DecodeKernelsOf(target)),
+      pool_(pool),
+      recalls_(pool.num_threads()) {}
 DecodeAttention::~DecodeAttention() = default;
+
+// As tasks are claimed in order, no more than num_threads + 1 units, or tokens of
+// several units each, hold scratch at a time.
+std::vector<DecodeAttention::Scratch> DecodeAttention::CutScratch(const KvShape& shape,
+                                                                  int64_t num_blocks,
+                                                                  std::byte* memory,
+                                                                  int64_t& bytes) const {
+  const int64_t padded = PaddedRow(shape.head_dim);
+  ScratchCutter cutter(memory);
+  std::vector<Scratch> parts((pool_.num_threads() + 1) * UnitsPerGroup(shape));
+  for (Scratch& part : parts) {
+    part.queries = cutter.Take<float>(kMaxQueryRows * padded);
+    part.weights = cutter.Take<float>(kMaxQueryRows * num_blocks * kSlotBlock);
+    part.out = cutter.Take<float>(num_blocks * kMaxQueryRows * padded);
+    part.results = cutter.Take<BlockResult>(num_blocks);
+  }
+  bytes = cutter.bytes();
+  return parts;
+}
+
+int64_t DecodeAttention::ScratchBytes(const KvShape& shape, int64_t capacity) const {
+  int64_t bytes = 0;
+  CutScratch(shape, std::max<int64_t>(NumBlocks(capacity), 1), /*memory=*/nullptr, bytes);
+  return bytes;
+}
 
 std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& shape,
                                                               const AttendParams& params) {
@@ -101,7 +136,9 @@ std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& sha
 }
 
 void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
+  if (params.items.empty()) return;
   std::vector<Unit> units = MakeUnits(shape, params);
+  PrepareScratch(shape, units, params.scratch);
   struct Task {
     Unit* unit;
     int64_t block;
@@ -118,25 +155,33 @@ void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
     if (unit->item->recall == nullptr) {
       FinishUnit(shape, params, *unit);
     } else {
-      Recall(shape, params, *unit->leader);
+      Recall(shape, params, *unit->leader, recalls_[thread]);
     }
   });
 }
 
-// The first block of a unit takes scratch and prepares the queries. As tasks are
-// claimed in order, no more than num_threads + 1 units hold scratch at a time.
+// Every part is large enough for any of the units.
+void DecodeAttention::PrepareScratch(const KvShape& shape, const std::vector<Unit>& units,
+                                     DeviceSpan<std::byte> memory) {
+  int64_t num_blocks = 1;
+  for (const Unit& unit : units) num_blocks = std::max(num_blocks, unit.num_blocks);
+  int64_t bytes = 0;
+  MutexLock lock(&mutex_);
+  free_ = CutScratch(shape, num_blocks, memory.device_address(), bytes);
+  HW_CHECK(bytes <= memory.size());
+}
+
+// The first block of a unit takes scratch and prepares the queries.
 void DecodeAttention::StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit) {
   MutexLock lock(&mutex_);
-  if (unit.scratch != nullptr) return;
-  if (free_.empty()) free_.push_back(std::make_unique<Scratch>());
-  unit.scratch = std::move(free_.back());
+  if (unit.scratch.has_value()) return;
+  HW_CHECK(!free_.empty());
+  unit.scratch = free_.back();
   free_.pop_back();
   Scratch& scratch = *unit.scratch;
   const int64_t padded = PaddedRow(shape.head_dim);
-  scratch.weights.Grow(kMaxQueryRows * unit.num_blocks * kSlotBlock);
-  scratch.out.Grow(kMaxQueryRows * unit.num_blocks * padded);
-  scratch.results.resize(unit.num_blocks);
-  float* queries = scratch.queries.Grow(kMaxQueryRows * padded);
+  std::uninitialized_value_construct_n(scratch.results, unit.num_blocks);
+  float* queries = scratch.queries;
   for (int row = 0; row < unit.num_rows; ++row) {
     const float* query = params.queries.device_address() + unit.OffsetOf(shape, row);
     float* scaled = queries + row * padded;
@@ -156,7 +201,7 @@ bool DecodeAttention::FinishBlock(Unit& unit) {
 
 void DecodeAttention::Release(Unit& unit) {
   MutexLock lock(&mutex_);
-  free_.push_back(std::move(unit.scratch));
+  free_.push_back(*std::exchange(unit.scratch, std::nullopt));
 }
 
 void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit,
@@ -165,9 +210,9 @@ void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& para
   Scratch& scratch = *unit.scratch;
   const int64_t first = block * kSlotBlock;
   BlockResult& result = scratch.results[block];
-  result.weights = scratch.weights.get() + first;
+  result.weights = scratch.weights + first;
   result.weights_stride = unit.num_blocks * kSlotBlock;
-  result.out = scratch.out.get() + block * kMaxQueryRows * PaddedRow(shape.head_dim);
+  result.out = scratch.out + block * kMaxQueryRows * PaddedRow(shape.head_dim);
   if (layer.used == 0) {
     std::fill_n(result.maximum, kMaxQueryRows, static_cast<float>(kNoMaximum));
     return;
@@ -186,7 +231,7 @@ void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& para
 
 // What turns the row's weights into probabilities, one factor per block; all 0
 // when it sees no slot. Brings the blocks to a common maximum.
-std::vector<double> DecodeAttention::BlockFactors(const std::vector<BlockResult>& blocks, int row) {
+std::vector<double> DecodeAttention::BlockFactors(std::span<const BlockResult> blocks, int row) {
   double maximum = kNoMaximum;
   for (const BlockResult& block : blocks) maximum = std::max<double>(maximum, block.maximum[row]);
   std::vector<double> factors(blocks.size(), 0.0);
@@ -203,8 +248,7 @@ std::vector<double> DecodeAttention::BlockFactors(const std::vector<BlockResult>
 // The order is fixed, whoever computed which block. Returns the blocks' factors,
 // [block][kMaxQueryRows].
 std::vector<double> DecodeAttention::Merge(const KvShape& shape, const AttendParams& params,
-                                           Unit& unit) {
-  const std::vector<BlockResult>& blocks = unit.scratch->results;
+                                           Unit& unit, std::span<const BlockResult> blocks) {
   std::vector<double> factors(blocks.size() * kMaxQueryRows, 0.0);  // [block][row]
   std::vector<double> sums(shape.head_dim);
   for (int row = 0; row < unit.num_rows; ++row) {
@@ -223,18 +267,21 @@ std::vector<double> DecodeAttention::Merge(const KvShape& shape, const AttendPar
 }
 
 void DecodeAttention::FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit) {
-  const std::vector<double> factors = Merge(shape, params, unit);
+  const std::vector<double> factors =
+      Merge(shape, params, unit, {unit.scratch->results, static_cast<size_t>(unit.num_blocks)});
   if (unit.item->accumulate_gains) AddGains(unit, factors);
   Release(unit);
 }
 
 // After the slots' blocks: the picks', then all are merged.
-void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, Unit& leader) {
+void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, Unit& leader,
+                             RecallAttention& recall) {
   const std::span<Unit> units(&leader, leader.num_units);
   std::vector<RecallPart> parts;
   int64_t num_rows = 0;
   for (Unit& unit : units) {
-    parts.push_back({.rows = &unit.scratch->rows, .results = &unit.scratch->results});
+    parts.push_back({.rows = &unit.scratch->rows,
+                     .slots = {unit.scratch->results, static_cast<size_t>(unit.num_blocks)}});
     num_rows += unit.num_rows;
   }
   const RecallWork work{.shape = shape,
@@ -243,17 +290,14 @@ void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, U
                         .first_token = leader.TokenOf(shape, 0),
                         .num_tokens = num_rows / shape.group_size(),
                         .parts = parts};
-  if (leader.scratch->recall == nullptr) {
-    leader.scratch->recall = std::make_unique<RecallAttention>();
-  }
-  RecallAttention& recall = *leader.scratch->recall;
   recall.AttendPicks(target_, work);
   recall.ReportMissing(target_, work);
-  for (Unit& unit : units) {
-    const std::vector<double> factors = Merge(shape, params, unit);
+  for (int part = 0; part < leader.num_units; ++part) {
+    Unit& unit = units[part];
+    const std::vector<double> factors = Merge(shape, params, unit, recall.Blocks(part));
     if (unit.item->accumulate_gains) AddGains(unit, factors);
     MutexLock lock(&gains_mutex_);
-    recall.AddGains(target_, work, static_cast<int>(&unit - &leader), factors);
+    recall.AddGains(target_, work, part, factors);
   }
   for (Unit& unit : units) Release(unit);
 }

@@ -3,12 +3,15 @@
 // part is recall_attention.h's.
 #pragma once
 
-#include <memory>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cache_service/base/mutex.h"
 #include "worker/backend/backend.h"
 #include "worker/backend/cpu/decode_kernels.h"
+#include "worker/backend/cpu/recall_attention.h"
 #include "worker/backend/cpu/thread_pool.h"
 
 namespace heavywater {
@@ -19,19 +22,28 @@ class DecodeAttention {
   DecodeAttention(CpuTarget target, ThreadPool& pool);
   ~DecodeAttention();
 
+  // What Attend() needs of params.scratch for up to `capacity` slots.
+  int64_t ScratchBytes(const KvShape& shape, int64_t capacity) const;
+
   void Attend(const KvShape& shape, const AttendParams& params);
 
  private:
   struct Scratch;
   struct Unit;
 
+  std::vector<Scratch> CutScratch(const KvShape& shape, int64_t num_blocks, std::byte* memory,
+                                  int64_t& bytes) const;
   static std::vector<Unit> MakeUnits(const KvShape& shape, const AttendParams& params);
+  void PrepareScratch(const KvShape& shape, const std::vector<Unit>& units,
+                      DeviceSpan<std::byte> memory);
   void AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit, int64_t block);
-  static std::vector<double> BlockFactors(const std::vector<BlockResult>& blocks, int row);
-  static std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit);
+  static std::vector<double> BlockFactors(std::span<const BlockResult> blocks, int row);
+  static std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
+                                   std::span<const BlockResult> blocks);
   void AddGains(const Unit& unit, const std::vector<double>& factors);
   void FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit);
-  void Recall(const KvShape& shape, const AttendParams& params, Unit& leader);
+  void Recall(const KvShape& shape, const AttendParams& params, Unit& leader,
+              RecallAttention& recall);
   void StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit);
   bool FinishBlock(Unit& unit);
   void Release(Unit& unit);
@@ -40,8 +52,9 @@ class DecodeAttention {
   const DecodeKernels& kernels_;
   ThreadPool& pool_;
   Mutex mutex_;
-  std::vector<std::unique_ptr<Scratch>> free_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Scratch> free_ ABSL_GUARDED_BY(mutex_);
   Mutex gains_mutex_;
+  std::vector<RecallAttention> recalls_;  // one per thread
 };
 
 }  // namespace heavywater

@@ -16,15 +16,15 @@ constexpr Position kSeenByAll[kPickBlock] = {};
 
 int64_t NumBlocksOf(int64_t picks) { return (picks + kPickBlock - 1) / kPickBlock; }
 
-// Of one row's logits over the first `count` blocks.
-double LogSumExp(const std::vector<BlockResult>& results, size_t count, int row) {
+// Of one row's logits over the blocks.
+double LogSumExp(std::span<const BlockResult> blocks, int row) {
   double maximum = kNoMaximum;
-  for (size_t i = 0; i < count; ++i) maximum = std::max<double>(maximum, results[i].maximum[row]);
+  for (const BlockResult& block : blocks) maximum = std::max<double>(maximum, block.maximum[row]);
   if (maximum == kNoMaximum) return maximum;
   double sum = 0;
-  for (size_t i = 0; i < count; ++i) {
-    if (results[i].maximum[row] == kNoMaximum) continue;
-    sum += std::exp(results[i].maximum[row] - maximum) * results[i].sum[row];
+  for (const BlockResult& block : blocks) {
+    if (block.maximum[row] == kNoMaximum) continue;
+    sum += std::exp(block.maximum[row] - maximum) * block.sum[row];
   }
   return maximum + std::log(sum);
 }
@@ -37,16 +37,16 @@ int64_t RecallAttention::NumPickBlocks() const {
   return blocks;
 }
 
-// The token's query heads, relative to the first `num_results` blocks of their rows.
-PickerQuery RecallAttention::QueryOf(const RecallWork& work, int64_t token, size_t num_results) {
+// The token's query heads, relative to their slots or to these and the picks.
+PickerQuery RecallAttention::QueryOf(const RecallWork& work, int64_t token, bool with_picks) {
   const int64_t group = work.shape.group_size();
   queries_.clear();
   lse_.clear();
   for (int64_t row = token * group; row < (token + 1) * group; ++row) {
-    const RecallPart& part = work.parts[row / kMaxQueryRows];
+    const int part = static_cast<int>(row / kMaxQueryRows);
     const int local = static_cast<int>(row % kMaxQueryRows);
-    queries_.push_back(part.rows->queries + local * PaddedRow(work.shape.head_dim));
-    lse_.push_back(LogSumExp(*part.results, num_results, local));
+    queries_.push_back(work.parts[part].rows->queries + local * PaddedRow(work.shape.head_dim));
+    lse_.push_back(LogSumExp(with_picks ? Blocks(part) : work.parts[part].slots, local));
   }
   return {.recall = work.item.recall,
           .num_sets = work.item.layer.num_sets,
@@ -74,7 +74,7 @@ void RecallAttention::PickAll(CpuTarget target, const RecallWork& work) {
   for (int64_t token = 0; token < work.num_tokens; ++token) {
     if (token == 0 || !work.item.recall->all) {
       const auto first = static_cast<int64_t>(picks_.size());
-      picker_.Pick(kernels, QueryOf(work, token, num_slot_blocks_), picks_);
+      picker_.Pick(kernels, QueryOf(work, token, /*with_picks=*/false), picks_);
       lists_.push_back({.first = first,
                         .count = static_cast<int64_t>(picks_.size()) - first,
                         .first_row = token * group,
@@ -112,7 +112,7 @@ void RecallAttention::AttendBlock(const DecodeKernels& kernels, const RecallWork
                         .count = static_cast<int>(count)};
   for (int64_t part = 0; part < static_cast<int64_t>(work.parts.size()); ++part) {
     const QueryRows& all = *work.parts[part].rows;
-    BlockResult& result = (*work.parts[part].results)[num_slot_blocks_ + block];
+    BlockResult& result = blocks_[part][work.parts[part].slots.size() + block];
     const int64_t index = (part * num_blocks + block) * kMaxQueryRows;
     result.weights = weights_.get() + index * kPickBlock;
     result.weights_stride = kPickBlock;
@@ -137,13 +137,16 @@ void RecallAttention::AttendBlock(const DecodeKernels& kernels, const RecallWork
 
 void RecallAttention::AttendPicks(CpuTarget target, const RecallWork& work) {
   HW_CHECK(work.item.recall->sketch.page_tokens == work.shape.page_tokens);
-  num_slot_blocks_ = static_cast<int64_t>(work.parts[0].results->size());
   PickAll(target, work);
   const int64_t num_blocks = NumPickBlocks();
   const int64_t rows = static_cast<int64_t>(work.parts.size()) * num_blocks * kMaxQueryRows;
   weights_.Grow(rows * kPickBlock);
   out_.Grow(rows * PaddedRow(work.shape.head_dim));
-  for (const RecallPart& part : work.parts) part.results->resize(num_slot_blocks_ + num_blocks);
+  blocks_.resize(std::max(blocks_.size(), work.parts.size()));
+  for (size_t part = 0; part < work.parts.size(); ++part) {
+    blocks_[part].assign(work.parts[part].slots.begin(), work.parts[part].slots.end());
+    blocks_[part].resize(work.parts[part].slots.size() + num_blocks);
+  }
   int64_t block = 0;
   for (const PickList& list : lists_) {
     const std::span<const Position> picks = PicksOf(list);
@@ -160,8 +163,8 @@ void RecallAttention::AddGains(CpuTarget target, const RecallWork& work, int par
   const RecallView& recall = *work.item.recall;
   if (recall.gains.empty()) return;
   int64_t* gains = recall.gains.data() + work.kv_head * recall.gains_stride;
-  const std::vector<BlockResult>& results = *work.parts[part].results;
-  int64_t block = num_slot_blocks_;
+  const std::span<const BlockResult> blocks = Blocks(part);
+  auto block = static_cast<int64_t>(work.parts[part].slots.size());
   for (const PickList& list : lists_) {
     const std::span<const Position> picks = PicksOf(list);
     const int64_t first_row = std::max<int64_t>(list.first_row - part * kMaxQueryRows, 0);
@@ -170,7 +173,7 @@ void RecallAttention::AddGains(CpuTarget target, const RecallWork& work, int par
     for (int64_t first = 0; first < list.count; first += kPickBlock, ++block) {
       const int64_t count = std::min<int64_t>(list.count - first, kPickBlock);
       int64_t of_picks[kPickBlock] = {};
-      DecodeKernelsOf(target).add_gains(results[block].weights + first_row * kPickBlock, kPickBlock,
+      DecodeKernelsOf(target).add_gains(blocks[block].weights + first_row * kPickBlock, kPickBlock,
                                         factors.data() + block * kMaxQueryRows + first_row,
                                         static_cast<int>(end_row - first_row), count, of_picks);
       for (int64_t i = 0; i < count; ++i) gains[picks[first + i]] += of_picks[i];
@@ -185,7 +188,7 @@ void RecallAttention::ReportMissing(CpuTarget target, const RecallWork& work) {
     const int64_t index = (work.first_token + token) * work.shape.num_kv_heads + work.kv_head;
     const PickList& list = recall.all ? lists_.front() : lists_[token];
     recall.missing[index] = picker_.MissingShare(
-        ScanKernelsOf(target), QueryOf(work, token, work.parts[0].results->size()), PicksOf(list));
+        ScanKernelsOf(target), QueryOf(work, token, /*with_picks=*/true), PicksOf(list));
   }
 }
 

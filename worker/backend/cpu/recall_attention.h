@@ -16,10 +16,10 @@ namespace heavywater {
 // Picks of a block: their K and V are gathered and stay in L1 or close to it.
 inline constexpr int kPickBlock = 64;
 
-// Up to kMaxQueryRows queries and their blocks: of slots first, of picks then.
+// Up to kMaxQueryRows queries and what they got from their slots.
 struct RecallPart {
   const QueryRows* rows = nullptr;
-  std::vector<BlockResult>* results = nullptr;
+  std::span<const BlockResult> slots;
 };
 
 // Whole tokens of one item and KV head: all of the group's query heads of each. A
@@ -38,12 +38,15 @@ struct RecallWork {
 // thread at a time.
 class RecallAttention {
  public:
-  // Picks, and appends the picks' blocks to each part's results. Rows of other
-  // tokens have maximum -infinity there.
+  // Picks, and attends to the picks.
   void AttendPicks(CpuTarget target, const RecallWork& work);
 
+  // After AttendPicks(): a part's blocks, of its slots and then of its picks. Rows of
+  // other tokens have maximum -infinity in these.
+  std::span<const BlockResult> Blocks(int part) const { return blocks_[part]; }
+
   // After AttendPicks(), when a part's blocks are merged: adds the probabilities of
-  // its picks to recall->gains. `factors` is [results][kMaxQueryRows]. The caller
+  // its picks to recall->gains. `factors` is [blocks][kMaxQueryRows]. The caller
   // sees to it that nobody else adds to the KV head's gains meanwhile.
   void AddGains(CpuTarget target, const RecallWork& work, int part,
                 std::span<const double> factors);
@@ -64,7 +67,7 @@ class RecallAttention {
     return {picks_.data() + list.first, static_cast<size_t>(list.count)};
   }
   int64_t NumPickBlocks() const;
-  PickerQuery QueryOf(const RecallWork& work, int64_t token, size_t num_results);
+  PickerQuery QueryOf(const RecallWork& work, int64_t token, bool with_picks);
   void PickAll(CpuTarget target, const RecallWork& work);
   void Report(const RecallWork& work, int64_t token, std::span<const Position> picks) const;
   void Gather(const RecallWork& work, std::span<const Position> picks);
@@ -74,8 +77,8 @@ class RecallAttention {
   Picker picker_;
   std::vector<Position> picks_;
   std::vector<PickList> lists_;
-  int64_t num_slot_blocks_ = 0;
-  std::vector<const float*> queries_;  // of one token
+  std::vector<std::vector<BlockResult>> blocks_;  // [parts][slots' blocks, then picks']
+  std::vector<const float*> queries_;             // of one token
   std::vector<double> lse_;
   AlignedScratch<std::byte> gathered_;  // [kPickBlock] keys, then values
   AlignedScratch<float> weights_;       // [parts][blocks][kMaxQueryRows][kPickBlock]
