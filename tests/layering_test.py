@@ -4,7 +4,7 @@ cache_service/base <- worker/{policy,cache,backend,comm} <- worker/rank <- worke
 cache_service/base <- cache_service/tier <- worker/rank
 proto, base, tier  <- cache_service/registry <- cache_service/server
 proto, base        <- client, worker/model, worker/server
-base               <- cache_service/runtime <- cache_service/server, worker/server
+proto, base        <- cache_service/runtime <- cache_service/server, worker/server
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker/rank": {BASE, TIER, *RANK_PARTS},
     "worker/model": {BASE, "proto", *RANK_PARTS, "worker/rank"},
     "worker/server": {BASE, TIER, RUNTIME, "proto", *RANK_PARTS, "worker/rank", "worker/model", "client/cpp"},
-    RUNTIME: {BASE},
+    RUNTIME: {BASE, "proto"},
     "cache_service/registry": {BASE, TIER, "proto"},
     "cache_service/server": {BASE, TIER, RUNTIME, "proto", "cache_service/registry"},
     "client/cpp": {BASE, "proto"},

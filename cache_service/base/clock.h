@@ -12,7 +12,8 @@ class Clock {
   virtual absl::Time Now() = 0;
   virtual void SleepFor(absl::Duration duration) = 0;
 
-  // The machine's clock. Never destroyed.
+  // The machine's monotonic clock, which began at the wall clock's time when it
+  // was first asked for: it never jumps. Never destroyed.
   static Clock& Real();
 };
 

@@ -91,7 +91,7 @@ void Group::Form(Epoch epoch, absl::Time now, DeferredCalls& deferred) {
     const bool same =
         before != members_.end() && before->second.instance == joining.request.instance();
     members[rank] = {joining.request.instance(), joining.request.advertised_address(), now + lease_,
-                     same && before->second.direct};
+                     same && before->second.direct, same ? before->second.since : epoch};
   }
   members_ = std::move(members);
   const v1::JoinResponse response = Response();
@@ -185,6 +185,11 @@ void Group::FailWaiting(const absl::Status& status, DeferredCalls& deferred) {
   for (auto& [rank, joining] : joining_) Answer(std::move(joining.done), status, deferred);
   joining_.clear();
   board_.Clear(status, deferred);
+}
+
+Epoch Group::MemberSince(int rank) const {
+  const auto member = members_.find(rank);
+  return member == members_.end() ? 0 : member->second.since;
 }
 
 bool Group::IsDirect(int rank) const {

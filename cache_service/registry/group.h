@@ -45,6 +45,9 @@ class Group {
   // joins again.
   void SetDirect(int rank) { members_[rank].direct = true; }
   bool IsDirect(int rank) const;
+  // The first epoch of the rank's process: what was opened before it had another
+  // writer. 0 for no member.
+  Epoch MemberSince(int rank) const;
 
   RendezvousBoard& board() { return board_; }
   int size() const { return common_.size(); }
@@ -60,6 +63,7 @@ class Group {
     std::string address;
     absl::Time lease_end;
     bool direct = false;
+    Epoch since = 0;
   };
   struct Joining {
     Ticket ticket;

@@ -46,12 +46,14 @@ absl::StatusOr<Group*> GroupRegistry::FindOrAdd(const std::string& name) {
 }
 
 absl::StatusOr<Group*> GroupRegistry::FindLocked(const std::string& name) {
+  HW_RETURN_IF_ERROR(CheckText("group", name, 0, kMaxNameBytes));
   const auto found = groups_.find(name);
   if (found == groups_.end()) return UnknownGroup(name);
   return &found->second;
 }
 
 absl::StatusOr<const Group*> GroupRegistry::FindLocked(const std::string& name) const {
+  HW_RETURN_IF_ERROR(CheckText("group", name, 0, kMaxNameBytes));
   const auto found = groups_.find(name);
   if (found == groups_.end()) return UnknownGroup(name);
   return &found->second;
@@ -159,6 +161,12 @@ absl::Status GroupRegistry::SetDirect(const std::string& name, int rank, Epoch e
   HW_RETURN_IF_ERROR(group->CheckRank(rank, epoch));
   group->SetDirect(rank);
   return absl::OkStatus();
+}
+
+Epoch GroupRegistry::MemberSince(const std::string& name, int rank) const {
+  MutexLock lock(&mutex_);
+  const auto group = groups_.find(name);
+  return group == groups_.end() ? 0 : group->second.MemberSince(rank);
 }
 
 bool GroupRegistry::IsDirect(const std::string& name, int rank) const {

@@ -52,6 +52,8 @@ class GroupRegistry {
 
   // The rank's process has mapped the slab and writes into it directly.
   absl::Status SetDirect(const std::string& group, int rank, Epoch epoch);
+  // As Group says.
+  Epoch MemberSince(const std::string& name, int rank) const;
   bool IsDirect(const std::string& group, int rank) const;
 
   // Ends what is over; called several times a second.

@@ -10,6 +10,8 @@
 namespace heavywater {
 namespace {
 
+constexpr size_t kMaxShownBytes = 512;
+
 absl::StatusOr<int> ElementBytes(const std::string& dtype) {
   if (dtype == "fp32") return 4;
   if (dtype == "bf16") return 2;
@@ -21,7 +23,9 @@ std::string FieldText(const v1::Fingerprint& fingerprint,
                       const google::protobuf::FieldDescriptor& field) {
   const google::protobuf::Reflection& reflection = *fingerprint.GetReflection();
   if (field.type() == google::protobuf::FieldDescriptor::TYPE_STRING) {
-    return absl::StrCat("\"", reflection.GetString(fingerprint, &field), "\"");
+    // Of a request, so of any length: a message must have room for both values.
+    return absl::StrCat("\"", reflection.GetString(fingerprint, &field).substr(0, kMaxShownBytes),
+                        "\"");
   }
   return absl::StrCat(reflection.GetInt32(fingerprint, &field));
 }

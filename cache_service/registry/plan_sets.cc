@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cache_service/registry/set_messages.h"
+
 namespace heavywater {
 namespace {
 
@@ -60,7 +62,7 @@ std::vector<v1::SequenceSet> SplitSets(const ReportedPlan& plan, const v1::Resol
     if (!layers.empty() && std::find(layers.begin(), layers.end(), layer) == layers.end()) {
       continue;
     }
-    v1::SequenceSet& set = sets.emplace_back();
+    v1::SequenceSet set;
     set.set_layer(layer);
     set.set_kv_head(kv_head);
     set.set_plan(plan.number);
@@ -70,6 +72,7 @@ std::vector<v1::SequenceSet> SplitSets(const ReportedPlan& plan, const v1::Resol
     const NotResident gone = Split(plan, kv_head, resident);
     AppendFlat(gone.demoted, set.mutable_demoted_ranges());
     AppendFlat(gone.dropped, set.mutable_dropped_ranges());
+    AppendMessages(set, &sets);
   }
   return sets;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
@@ -13,6 +14,45 @@ namespace {
 // Plans that wait to be committed. A rank that falls this far behind makes the
 // oldest ones uncommittable; later ones still commit.
 constexpr size_t kMaxPendingPlans = 256;
+// Likewise for what they hold together, but for the newest, which may be as large
+// as its sequence is long.
+constexpr size_t kMaxPendingBytes = size_t{64} << 20;
+
+absl::Status CheckPart(const v1::ReportedSet& set, int64_t max_tokens) {
+  HW_RETURN_IF_ERROR(CheckInt("sets.num_positions", set.num_positions(), 0, max_tokens));
+  const bool whole = set.num_positions() == 0;
+  const int64_t last = whole ? 0 : set.num_positions() - set.positions_size();
+  if (last >= 0) return CheckInt("sets.first_index", set.first_index(), 0, last);
+  return absl::InvalidArgumentError(absl::StrCat("sets.positions has ", set.positions_size(),
+                                                 " values, want at most num_positions ",
+                                                 set.num_positions()));
+}
+
+// One that does not go on where the part before it ended (which was lost) leaves
+// the set incomplete; a replay from the first part on mends that.
+void AddPart(const v1::ReportedSet& set, ResidentPositions& resident) {
+  const auto first = static_cast<size_t>(set.first_index());
+  if (first > resident.positions.size()) return;
+  resident.positions.resize(first);
+  resident.scores.resize(first);
+  resident.num_positions =
+      static_cast<size_t>(set.num_positions() == 0 ? set.positions_size() : set.num_positions());
+  if (first > 0 && !set.positions().empty() && set.positions(0) <= resident.positions.back()) {
+    return;
+  }
+  resident.positions.insert(resident.positions.end(), set.positions().begin(),
+                            set.positions().end());
+  resident.scores.insert(resident.scores.end(), set.scores().begin(), set.scores().end());
+  resident.scores.resize(resident.positions.size());
+}
+
+size_t BytesOf(const ReportedPlan& plan) {
+  size_t bytes = 0;
+  for (const auto& [key, resident] : plan.sets) {
+    bytes += resident.positions.size() * (sizeof(int32_t) + sizeof(int64_t));
+  }
+  return bytes;
+}
 
 }  // namespace
 
@@ -27,6 +67,7 @@ absl::Status PlanState::ValidateSet(const v1::ReportedSet& set, int64_t tokens_s
     return absl::InvalidArgumentError(absl::StrCat(
         "sets.scores has ", set.scores_size(), " values, want ", set.positions_size(), " or none"));
   }
+  HW_RETURN_IF_ERROR(CheckPart(set, layout_.max_tokens));
   int64_t next = 0;
   for (const int32_t position : set.positions()) {
     if (position < next || position >= tokens_seen) {
@@ -48,6 +89,10 @@ absl::Status PlanState::Validate(int rank, const v1::PlanReport& report) const {
       CheckFlatRanges("dropped_ranges", report.dropped_ranges(), report.tokens_seen()));
   HW_RETURN_IF_ERROR(
       CheckInt("first_token", report.first_token(), 0, layout_.max_tokens - report.tokens_size()));
+  // A negative one would also take ten bytes in a message, not five.
+  for (const int32_t token : report.tokens()) {
+    HW_RETURN_IF_ERROR(CheckInt("tokens", token, 0, std::numeric_limits<int32_t>::max()));
+  }
   for (const v1::ReportedSet& set : report.sets()) {
     HW_RETURN_IF_ERROR(ValidateSet(set, report.tokens_seen()));
   }
@@ -100,28 +145,49 @@ void PlanState::Apply(int rank, const v1::PlanReport& report) {
   plan.dropped[rank] = FromFlat(report.dropped_ranges());
   for (const v1::ReportedSet& set : report.sets()) {
     ResidentPositions& resident = plan.sets[{set.layer(), set.kv_head()}];
-    resident.positions.assign(set.positions().begin(), set.positions().end());
-    resident.scores.assign(set.scores().begin(), set.scores().end());
-    resident.scores.resize(resident.positions.size());
+    AddPart(set, resident);
     resident.rank = rank;
   }
-  while (pending_.size() > kMaxPendingPlans) pending_.erase(pending_.begin());
+  plan.bytes = BytesOf(plan);
+  BoundPending();
+}
+
+void PlanState::BoundPending() {
+  size_t bytes = 0;
+  for (const auto& [number, plan] : pending_) bytes += plan.bytes;
+  while (pending_.size() > kMaxPendingPlans || (bytes > kMaxPendingBytes && pending_.size() > 1)) {
+    bytes -= pending_.begin()->second.bytes;
+    pending_.erase(pending_.begin());
+  }
 }
 
 bool PlanState::IsComplete(const ReportedPlan& plan) const {
   const int num_sets = layout_.num_layers * (layout_.per_kv_head ? layout_.num_kv_heads : 1);
   return static_cast<int>(plan.sets.size()) == num_sets &&
-         std::all_of(plan.reported.begin(), plan.reported.end(), [](bool is) { return is; });
+         std::all_of(plan.reported.begin(), plan.reported.end(), [](bool is) { return is; }) &&
+         std::all_of(plan.sets.begin(), plan.sets.end(),
+                     [](const auto& item) { return item.second.whole(); });
 }
 
-void PlanState::Advance(const std::function<int64_t(int)>& watermark) {
+// What a rank has given up will never be written: it holds nothing back.
+bool PlanState::IsStored(const ReportedPlan& plan, const std::vector<int64_t>& watermarks) {
+  for (size_t rank = 0; rank < watermarks.size(); ++rank) {
+    if (watermarks[rank] >= plan.tokens_seen) continue;
+    const TokenRanges missing = {{watermarks[rank], plan.tokens_seen}};
+    if (!Subtract(missing, plan.dropped[rank]).empty()) return false;
+  }
+  return true;
+}
+
+void PlanState::Advance(const Watermarks& watermark) {
   if (!agreement_.ok() || pending_.empty()) return;
-  int64_t lowest = layout_.max_tokens;
+  std::vector<int64_t> watermarks;
   for (int rank = 0; rank < layout_.num_ranks; ++rank) {
-    lowest = std::min(lowest, std::max(ranks_[rank].watermark, watermark(rank)));
+    // Pages may arrive long after the report of the plan that they belong to.
+    watermarks.push_back(watermark(rank).value_or(ranks_[rank].watermark));
   }
   const auto last = std::find_if(pending_.rbegin(), pending_.rend(), [&](const auto& item) {
-    return item.second.tokens_seen <= lowest && IsComplete(item.second);
+    return IsComplete(item.second) && IsStored(item.second, watermarks);
   });
   if (last == pending_.rend()) return;
   const auto committed = std::prev(last.base());

@@ -1,12 +1,13 @@
 // What the ranks have reported about one sequence's plans, and which plan is
-// committed: the last one that all ranks reported alike, whose tokens all ranks
-// have written to the host tier, and whose sets are known.
+// committed: the last one that all ranks reported alike, whose tokens each rank
+// has brought to the host tier or given up, and whose sets are known.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,9 @@ struct ResidentPositions {
   std::vector<int32_t> positions;  // ascending
   std::vector<int64_t> scores;     // [positions] 2^-32 fixed point
   int rank = 0;                    // that reported it
+  size_t num_positions = 0;        // in the whole set; they may come in parts
+
+  bool whole() const { return positions.size() == num_positions; }
 };
 
 struct ReportedPlan {
@@ -40,6 +44,7 @@ struct ReportedPlan {
   int first_rank = 0;                                     // whose report came first
   std::vector<bool> reported;                             // [num_ranks]
   std::vector<TokenRanges> dropped;                       // [num_ranks] as of this plan
+  size_t bytes = 0;                                       // of its sets
   std::map<std::pair<int, int>, ResidentPositions> sets;  // by layer and kv_head (or -1)
 };
 
@@ -57,8 +62,10 @@ class PlanState {
   void Apply(int rank, const v1::PlanReport& report);
 
   // Moves the committed plan on. `watermark(rank)`: positions below are in the
-  // host tier, as the tier knows it; what the rank reported counts, too.
-  void Advance(const std::function<int64_t(int)>& watermark);
+  // host tier, as the tier knows it; none for a rank that writes no pages there:
+  // what it reported counts.
+  using Watermarks = std::function<std::optional<int64_t>(int rank)>;
+  void Advance(const Watermarks& watermark);
 
   // Null before the first.
   std::shared_ptr<const ReportedPlan> committed() const { return committed_; }
@@ -73,14 +80,17 @@ class PlanState {
  private:
   struct Rank {
     int64_t last_plan = 0;
-    int64_t watermark = 0;
+    int64_t watermark = 0;  // as reported
     bool finished = false;
   };
 
   absl::Status ValidateSet(const v1::ReportedSet& set, int64_t tokens_seen) const;
   void AddTokens(const v1::PlanReport& report);
+  void BoundPending();
   void CheckAgreement(const ReportedPlan& plan, int rank, const v1::PlanReport& report);
   bool IsComplete(const ReportedPlan& plan) const;
+  // `watermarks`: of each rank.
+  static bool IsStored(const ReportedPlan& plan, const std::vector<int64_t>& watermarks);
 
   const PlanLayout layout_;
   std::vector<Rank> ranks_;

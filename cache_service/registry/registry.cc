@@ -6,6 +6,11 @@
 #include "cache_service/registry/layout.h"
 
 namespace heavywater {
+namespace {
+
+constexpr absl::Duration kMinWriteGrace = absl::Seconds(1);
+
+}  // namespace
 
 Registry::Registry(const RegistryOptions& options, PageStore& store, Clock& clock)
     : options_(options),
@@ -27,7 +32,8 @@ absl::StatusOr<v1::HeartbeatResponse> Registry::Heartbeat(const v1::HeartbeatReq
   v1::HeartbeatResponse response;
   const absl::Status agreement = sequences_.Renew(request.group(), request.sequence_ids(),
                                                   response.mutable_unknown_sequence_ids());
-  StopWriters(request.group(), request.rank(), request.sequence_ids());
+  StopWriters(request.group(), request.rank(),
+              {request.sequence_ids().begin(), request.sequence_ids().end()});
   // Those that are gone come first: their ranks must stop writing.
   if (response.unknown_sequence_ids().empty()) HW_RETURN_IF_ERROR(agreement);
   return response;
@@ -56,22 +62,37 @@ absl::StatusOr<bool> Registry::CheckWriter(SequenceId sequence, int rank, Epoch 
   return groups_.IsDirect(owner.group, rank);
 }
 
+absl::StatusOr<bool> Registry::AdmitWriter(SequenceId sequence, int rank, Epoch epoch) {
+  HW_ASSIGN_OR_RETURN(const bool direct, CheckWriter(sequence, rank, epoch));
+  sequences_.RenewOne(sequence);
+  return direct;
+}
+
+// A rank that does not hear of the end stops by its own clock before the lease
+// as it was given is over, even where the sequence ends earlier; a write that is
+// under way then has the grace to end. (The whole argument:
+// worker/server/remote_host_tier_fence.cc.)
 void Registry::CollectEnded() {
+  const absl::Duration grace = std::max(options_.rank_lease, kMinWriteGrace);
   for (const SequenceRegistry::Ended& ended : sequences_.TakeEnded()) {
-    retiring_[ended.id] = {ended.group, ended.num_ranks, clock_.Now() + options_.rank_lease};
+    retiring_[ended.id] = {ended.group, ended.epoch, ended.num_ranks,
+                           std::max(ended.lease_end, clock_.Now()) + grace};
   }
 }
 
-// A rank that has heard of the end (the id came back as unknown) no longer lists
-// the sequence: it has stopped writing.
+// A rank that no longer lists the sequence has stopped writing. Not believed are
+// another process of that rank, which joined later (the one that wrote may live
+// on), and the first heartbeat after the end (it may have been under way since
+// before the rank came to know the sequence).
 void Registry::StopWriters(const std::string& group, int rank,
-                           const google::protobuf::RepeatedField<uint64_t>& still_listed) {
+                           const absl::flat_hash_set<SequenceId>& listed) {
+  const Epoch since = groups_.MemberSince(group, rank);
   MutexLock lock(&mutex_);
   CollectEnded();
-  for (const auto& [id, retiring] : retiring_) {
-    const bool listed =
-        std::find(still_listed.begin(), still_listed.end(), id) != still_listed.end();
-    if (retiring.group == group && !listed) store_.StopWriter(id, rank);
+  for (auto& [id, retiring] : retiring_) {
+    if (retiring.group != group || retiring.epoch < since) continue;
+    const bool first = ++retiring.heard[rank] == 1;
+    if (!first && !listed.contains(id)) store_.StopWriter(id, rank);
   }
 }
 
@@ -89,7 +110,7 @@ std::vector<SequenceId> Registry::Tick() {
   std::vector<SequenceId> expired = sequences_.Tick();
   MutexLock lock(&mutex_);
   CollectEnded();
-  // A rank hears of the end within one lease, or has lost its own and stopped.
+  // By now every writer has heard of the end, or has stopped by its own clock.
   for (auto item = retiring_.begin(); item != retiring_.end();) {
     if (item->second.deadline > clock_.Now()) {
       ++item;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cache_service/base/clock.h"
@@ -40,6 +41,8 @@ class Registry {
   // The rank may write to the sequence now; whether it does so in the slab.
   // NOT_FOUND: sequence; ABORTED: epoch.
   absl::StatusOr<bool> CheckWriter(SequenceId sequence, int rank, Epoch epoch) const;
+  // Likewise, and renews the sequence's lease: the rank is to get pages.
+  absl::StatusOr<bool> AdmitWriter(SequenceId sequence, int rank, Epoch epoch);
 
   // Ends leases and waits that are over, reclaims pages; called several times a
   // second. Returns the sequences whose leases ended.
@@ -49,14 +52,16 @@ class Registry {
   // An ended sequence whose pages ranks may still be writing in the slab.
   struct Retiring {
     std::string group;
+    Epoch epoch = 0;  // in which it was opened
     int num_ranks = 0;
     absl::Time deadline;
+    std::map<int, int> heard = {};  // heartbeats since the end, by rank
   };
 
   void CollectEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsWriterOf(const std::string& group, SequenceId sequence);
   void StopWriters(const std::string& group, int rank,
-                   const google::protobuf::RepeatedField<uint64_t>& still_listed);
+                   const absl::flat_hash_set<SequenceId>& listed);
 
   const RegistryOptions options_;
   PageStore& store_;

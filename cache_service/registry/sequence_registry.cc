@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -17,12 +18,9 @@ namespace {
 
 constexpr int kDefaultPageSize = 100;
 constexpr int kMaxPageSize = 1000;
-// A sequence message stays below gRPC's limit of 4 MiB with 5 bytes a token.
+// A sequence message stays below gRPC's limit of 4 MiB with 5 bytes a token
+// (none is negative).
 constexpr int64_t kMaxTokensInMessage = 700'000;
-
-absl::Status Unknown(SequenceId id) {
-  return absl::NotFoundError(absl::StrCat("sequence ", id, " is unknown or has ended"));
-}
 
 size_t HashOf(const v1::OpenSequenceRequest& request) {
   return std::hash<std::string>()(request.SerializeAsString());
@@ -31,6 +29,10 @@ size_t HashOf(const v1::OpenSequenceRequest& request) {
 absl::Status CheckOpen(const v1::OpenSequenceRequest& request) {
   HW_RETURN_IF_ERROR(CheckText("request_id", request.request_id(), 1, kMaxNameBytes));
   HW_RETURN_IF_ERROR(CheckText("tenant", request.tenant(), 0, kMaxNameBytes));
+  const v1::PolicyOptions& policy = request.policy();
+  HW_RETURN_IF_ERROR(CheckText("policy.policy", policy.policy(), 0, kMaxNameBytes));
+  HW_RETURN_IF_ERROR(CheckText("policy.scope", policy.scope(), 0, kMaxNameBytes));
+  HW_RETURN_IF_ERROR(CheckText("policy.pooling", policy.pooling(), 0, kMaxNameBytes));
   HW_RETURN_IF_ERROR(CheckInt("lease_ms", request.lease_ms(), 0, kMaxLeaseMs));
   HW_RETURN_IF_ERROR(
       CheckInt("max_tokens", request.max_tokens(), 1, std::numeric_limits<Position>::max()));
@@ -67,16 +69,19 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Open(
   MutexLock lock(&mutex_);
   const auto first = first_answers_.find(request.request_id());
   if (first != first_answers_.end()) return Replay(request, first->second);
-  if (static_cast<int64_t>(records_.size()) >= options_.max_sequences) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "there are ", records_.size(), " sequences, the limit is ", options_.max_sequences));
-  }
+  HW_RETURN_IF_ERROR(CheckCount());
   const SequenceId id = next_id_;
-  HW_RETURN_IF_ERROR(store_.Open({.sequence = id,
-                                  .geometry = geometry,
-                                  .num_ranks = num_ranks,
-                                  .max_tokens = request.max_tokens(),
-                                  .prompt_tokens = request.prompt_tokens()}));
+  const SequenceSpec spec = {.sequence = id,
+                             .geometry = geometry,
+                             .num_ranks = num_ranks,
+                             .max_tokens = request.max_tokens(),
+                             .prompt_tokens = request.prompt_tokens()};
+  absl::Status opened = store_.Open(spec);
+  while (absl::IsResourceExhausted(opened)) {
+    HW_RETURN_IF_ERROR(MakeRoomLocked(opened));
+    opened = store_.Open(spec);
+  }
+  HW_RETURN_IF_ERROR(opened);
   ++next_id_;
   const PlanLayout layout = {.sequence = id,
                              .num_ranks = num_ranks,
@@ -88,6 +93,7 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Open(
   record.lease =
       request.lease_ms() == 0 ? options_.sequence_lease : absl::Milliseconds(request.lease_ms());
   record.lease_end = clock_.Now() + record.lease;
+  record.last_use = clock_.Now();
   v1::OpenSequenceResponse response;
   response.set_sequence_id(id);
   response.set_lease_ms(absl::ToInt64Milliseconds(record.lease));
@@ -104,7 +110,8 @@ absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(Seque
 SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator record) {
   const auto& [id, state] = *record;
   (void)store_.Release(id);
-  ended_.push_back({id, state.request.group(), state.num_ranks});
+  ended_.push_back(
+      {id, state.request.group(), state.request.epoch(), state.num_ranks, state.lease_end});
   ended_requests_.push_back(state.request.request_id());
   // What is remembered of the ended is bounded like the living.
   while (static_cast<int64_t>(ended_requests_.size()) > options_.max_sequences) {
@@ -115,7 +122,10 @@ SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator reco
 }
 
 void SequenceRegistry::Advance(SequenceId id, Record& record) {
-  record.plans.Advance([&](int rank) { return store_.Watermark(id, rank); });
+  record.plans.Advance([&](int rank) -> std::optional<int64_t> {
+    if (!store_.IsWriter(id, rank)) return std::nullopt;
+    return store_.Watermark(id, rank);
+  });
 }
 
 v1::Sequence SequenceRegistry::Describe(SequenceId id, Record& record) {
@@ -140,19 +150,26 @@ v1::Sequence SequenceRegistry::Describe(SequenceId id, Record& record) {
   return sequence;
 }
 
-absl::StatusOr<v1::Sequence> SequenceRegistry::Get(SequenceId id) {
+absl::StatusOr<v1::Sequence> SequenceRegistry::Get(SequenceId id, int64_t first_token) {
+  HW_RETURN_IF_ERROR(CheckInt("first_token", first_token, 0, std::numeric_limits<Position>::max()));
   MutexLock lock(&mutex_);
   HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(id));
+  record->second.last_use = clock_.Now();
   v1::Sequence sequence = Describe(id, record->second);
   const std::vector<int32_t>& tokens = record->second.plans.tokens();
-  const int64_t count = std::min<int64_t>(kMaxTokensInMessage, tokens.size());
-  sequence.mutable_tokens()->Add(tokens.begin(), tokens.begin() + count);
+  const auto size = static_cast<int64_t>(tokens.size());
+  const int64_t begin = std::min(first_token, size);
+  const int64_t end = std::min(begin + kMaxTokensInMessage, size);
+  sequence.mutable_tokens()->Add(tokens.begin() + begin, tokens.begin() + end);
+  sequence.set_num_tokens(size);
   return sequence;
 }
 
 absl::StatusOr<v1::ListSequencesResponse> SequenceRegistry::List(
     const v1::ListSequencesRequest& request) {
   HW_RETURN_IF_ERROR(CheckInt("page_size", request.page_size(), 0, kMaxPageSize));
+  HW_RETURN_IF_ERROR(CheckText("group", request.group(), 0, kMaxNameBytes));
+  HW_RETURN_IF_ERROR(CheckText("page_token", request.page_token(), 0, kMaxNameBytes));
   SequenceId after = 0;
   if (!request.page_token().empty() && !absl::SimpleAtoi(request.page_token(), &after)) {
     return absl::InvalidArgumentError(
@@ -197,10 +214,12 @@ absl::StatusOr<std::vector<v1::SequenceSet>> SequenceRegistry::GetSets(
     MutexLock lock(&mutex_);
     HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(request.sequence_id()));
     const int num_layers = record->second.request.fingerprint().num_layers();
+    HW_RETURN_IF_ERROR(CheckInt("number of layers", request.layers_size(), 0, num_layers));
     for (const int32_t layer : request.layers()) {
       HW_RETURN_IF_ERROR(CheckInt("layers", layer, 0, num_layers - 1));
     }
     Advance(request.sequence_id(), record->second);
+    record->second.last_use = clock_.Now();
     plan = record->second.plans.committed();
     budget = record->second.request.budget();
   }
@@ -253,6 +272,7 @@ absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
     }
     Record& record = found->second;
     record.plans.Apply(request.rank(), report);
+    record.last_use = clock_.Now();
     ++num_reports_;
     if (!record.plans.agreement().ok() && !record.disagreement_counted) {
       record.disagreement_counted = true;
@@ -264,11 +284,29 @@ absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
   return agreement;
 }
 
+void SequenceRegistry::NoteCommit(SequenceId id) {
+  MutexLock lock(&mutex_);
+  const auto record = records_.find(id);
+  if (record != records_.end()) Advance(id, record->second);
+}
+
 absl::StatusOr<SequenceRegistry::Owner> SequenceRegistry::FindOwner(SequenceId id) const {
   MutexLock lock(&mutex_);
   const auto record = records_.find(id);
   if (record == records_.end()) return Unknown(id);
   return Owner{record->second.request.group(), record->second.request.fingerprint()};
+}
+
+void SequenceRegistry::RenewOne(SequenceId id) {
+  MutexLock lock(&mutex_);
+  const auto record = records_.find(id);
+  if (record != records_.end()) record->second.lease_end = clock_.Now() + record->second.lease;
+}
+
+void SequenceRegistry::NoteUse(SequenceId id) {
+  MutexLock lock(&mutex_);
+  const auto record = records_.find(id);
+  if (record != records_.end()) record->second.last_use = clock_.Now();
 }
 
 std::vector<SequenceId> SequenceRegistry::Tick() {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -31,7 +32,8 @@ class SequenceRegistry {
   // The request has been checked against its group, which has `num_ranks`.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request,
                                                 int num_ranks);
-  absl::StatusOr<v1::Sequence> Get(SequenceId id);
+  // With the tokens from `first_token` on that fit into a message.
+  absl::StatusOr<v1::Sequence> Get(SequenceId id, int64_t first_token = 0);
   absl::StatusOr<v1::ListSequencesResponse> List(const v1::ListSequencesRequest& request);
   absl::Status Close(const v1::CloseSequenceRequest& request);
   absl::StatusOr<std::vector<v1::SequenceSet>> GetSets(const v1::GetSetsRequest& request);
@@ -48,12 +50,26 @@ class SequenceRegistry {
   absl::Status Report(const v1::ReportPlanRequest& request,
                       google::protobuf::RepeatedField<uint64_t>* unknown);
 
+  // The store's watermark of the sequence has risen: a plan that waits for it may
+  // be committed now. (Of ranks that write in the slab Tick() and readers find out.)
+  void NoteCommit(SequenceId id);
+
   // What handlers of pages need to know. NOT_FOUND.
   struct Owner {
     std::string group;
     v1::Fingerprint fingerprint;
   };
   absl::StatusOr<Owner> FindOwner(SequenceId id) const;
+  // Renews the lease, if the sequence is there.
+  void RenewOne(SequenceId id);
+  // Somebody reads it: it is ended later than others when room is needed.
+  void NoteUse(SequenceId id);
+
+  // `full`: how the store refused something (RESOURCE_EXHAUSTED). Ends finished
+  // sequences, the longest unused first, as far as that helps; OK when it is worth
+  // another try. Otherwise nothing is ended, and the result is `full` with what
+  // holds the room.
+  absl::Status MakeRoom(const absl::Status& full);
 
   // Ends leases that are over and moves committed plans on. Returns the sequences
   // that it ended.
@@ -63,13 +79,16 @@ class SequenceRegistry {
   struct Ended {
     SequenceId id = 0;
     std::string group;
+    Epoch epoch = 0;  // in which it was opened
     int num_ranks = 0;
+    absl::Time lease_end;  // as it was given: a rank that is cut off may write until then
   };
   std::vector<Ended> TakeEnded();
 
   int64_t num_sequences() const;
   int64_t num_reports() const;
   int64_t num_disagreements() const;
+  int64_t num_reclaimed() const;  // ended to make room
 
  private:
   struct Record {
@@ -79,6 +98,7 @@ class SequenceRegistry {
     int num_ranks;
     absl::Duration lease;
     absl::Time lease_end;
+    absl::Time last_use;  // its ranks' last report, or somebody's last read
     PlanState plans;
     bool disagreement_counted = false;
   };
@@ -90,6 +110,22 @@ class SequenceRegistry {
     v1::OpenSequenceResponse response;
   };
 
+  // Written to its end by all ranks.
+  struct Finished {
+    absl::Time last_use;
+    SequenceId id = 0;
+    int64_t bytes = 0;
+  };
+
+  // The longest unused first.
+  std::vector<Finished> FinishedSequences() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Reclaim(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MakeRoomLocked(const absl::Status& full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `full` and who holds the room.
+  absl::Status NameHolders(const absl::Status& full, const std::vector<Finished>& finished)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckCount() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Unknown(SequenceId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Records::iterator> Find(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<v1::OpenSequenceResponse> Replay(const v1::OpenSequenceRequest& request,
                                                   const FirstAnswer& first) const;
@@ -111,6 +147,8 @@ class SequenceRegistry {
   // Request ids of Close, by sequence, likewise.
   std::map<SequenceId, std::string> closed_ ABSL_GUARDED_BY(mutex_);
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
+  std::set<SequenceId> reclaimed_ ABSL_GUARDED_BY(mutex_);  // the last ones
+  int64_t num_reclaimed_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t num_reports_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t num_disagreements_ ABSL_GUARDED_BY(mutex_) = 0;
 };

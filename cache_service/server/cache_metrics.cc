@@ -71,7 +71,12 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
       TierBytes(stats),
       Gauge("heavywater_tier_pages", "Pages reserved in the host tier", stats.pages),
       Counter("heavywater_reservations_refused_total",
-              "Reservations and admissions refused for lack of room", stats.reservations_refused),
+              "Reservations and admissions that found no room, also where ending finished "
+              "sequences then made some",
+              stats.reservations_refused),
+      Counter("heavywater_sequences_reclaimed_total",
+              "Finished sequences ended before their lease to make room",
+              sequences.num_reclaimed()),
       Counter("heavywater_pages_written_total", "Writes of rows through gRPC", stats.writes),
       Counter("heavywater_pages_read_total", "Reads of rows from pages", stats.reads),
       Counter("heavywater_bytes_written_total", "Bytes written through gRPC", stats.bytes_written),

@@ -37,11 +37,13 @@ RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time no
   options.sequence_lease = absl::Milliseconds(config.sequence_lease_ms());
   options.rank_lease = absl::Milliseconds(config.rank_lease_ms());
   // A rank of an earlier run must not hit a sequence or a formation of this one:
-  // numbers begin at the second of the start, with room for a million sequences
-  // in each second, and stay below 2^53 for clients that count in doubles.
-  const uint64_t seconds = static_cast<uint64_t>(absl::ToUnixSeconds(now));
-  options.first_epoch = seconds << 20;
-  options.first_sequence_id = seconds << 20;
+  // numbers begin at the microsecond of the start (a supervisor restarts within the
+  // second), with room for a million sequences in each second, and stay below 2^53
+  // for clients that count in doubles.
+  const auto micros = static_cast<uint64_t>(absl::ToUnixMicros(now));
+  const uint64_t first = (micros / 1'000'000 << 20) + (micros % 1'000'000 << 20) / 1'000'000;
+  options.first_epoch = first;
+  options.first_sequence_id = first;
   return options;
 }
 

@@ -38,17 +38,22 @@ absl::StatusOr<v1::AttachResponse> PageHandlers::Attach(const v1::AttachRequest&
 }
 
 absl::StatusOr<v1::ReserveResponse> PageHandlers::Reserve(const v1::ReserveRequest& request) {
-  HW_ASSIGN_OR_RETURN(const bool direct, registry_.CheckWriter(request.sequence_id(),
+  HW_ASSIGN_OR_RETURN(const bool direct, registry_.AdmitWriter(request.sequence_id(),
                                                                request.rank(), request.epoch()));
   const PageRange range = {.sequence = request.sequence_id(),
                            .rank = request.rank(),
                            .heads = {request.first_kv_head(), request.num_kv_heads()},
                            .first_page = request.first_page(),
                            .num_pages = request.num_pages()};
-  HW_ASSIGN_OR_RETURN(const Reservation reservation, store_.Reserve(range, direct));
+  absl::StatusOr<Reservation> reservation = store_.Reserve(range, direct);
+  while (absl::IsResourceExhausted(reservation.status())) {
+    HW_RETURN_IF_ERROR(registry_.sequences().MakeRoom(reservation.status()));
+    reservation = store_.Reserve(range, direct);
+  }
+  HW_RETURN_IF_ERROR(reservation.status());
   v1::ReserveResponse response;
-  response.mutable_offsets()->Add(reservation.offsets.begin(), reservation.offsets.end());
-  response.set_watermark_offset(reservation.watermark_offset);
+  response.mutable_offsets()->Add(reservation->offsets.begin(), reservation->offsets.end());
+  response.set_watermark_offset(reservation->watermark_offset);
   return response;
 }
 
@@ -77,15 +82,22 @@ absl::StatusOr<int64_t> PageHandlers::WriteChunk(const v1::WriteRequest& request
 absl::Status PageHandlers::Commit(const v1::CommitRequest& request) {
   HW_RETURN_IF_ERROR(
       registry_.CheckWriter(request.sequence_id(), request.rank(), request.epoch()).status());
-  return store_.Commit(request.sequence_id(), request.rank(), request.tokens());
+  HW_RETURN_IF_ERROR(store_.Commit(request.sequence_id(), request.rank(), request.tokens()));
+  registry_.sequences().NoteCommit(request.sequence_id());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<v1::AbortResponse> PageHandlers::Abort(const v1::AbortRequest& request) {
   HW_RETURN_IF_ERROR(
       registry_.CheckWriter(request.sequence_id(), request.rank(), request.epoch()).status());
-  HW_ASSIGN_OR_RETURN(const int64_t freed, store_.Abort(request.sequence_id(), request.rank()));
+  const absl::StatusOr<int64_t> freed =
+      request.num_pages() == 0 && request.first_page() == 0
+          ? store_.Abort(request.sequence_id(), request.rank())
+          : store_.Skip(request.sequence_id(), request.rank(), request.first_page(),
+                        request.num_pages());
+  HW_RETURN_IF_ERROR(freed.status());
   v1::AbortResponse response;
-  response.set_pages_freed(freed);
+  response.set_pages_freed(*freed);
   return response;
 }
 
@@ -94,6 +106,7 @@ absl::Status PageHandlers::StartRead(const v1::ReadRequest& request) {
                       registry_.sequences().FindOwner(request.sequence_id()));
   HW_RETURN_IF_ERROR(
       CheckInt("num_positions", request.num_positions(), 1, owner.fingerprint.page_tokens()));
+  registry_.sequences().NoteUse(request.sequence_id());
   if (!request.has_fingerprint()) return absl::OkStatus();
   return CompareFingerprints(request.fingerprint(), "the request has", owner.fingerprint,
                              "the sequence has");

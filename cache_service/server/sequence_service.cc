@@ -67,7 +67,8 @@ grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* con
 grpc::ServerUnaryReactor* SequenceService::Get(grpc::CallbackServerContext* context,
                                                const v1::GetSequenceRequest* request,
                                                v1::Sequence* response) {
-  return Finish(context, registry_.sequences().Get(request->sequence_id()), response);
+  return Finish(context, registry_.sequences().Get(request->sequence_id(), request->first_token()),
+                response);
 }
 
 grpc::ServerUnaryReactor* SequenceService::List(grpc::CallbackServerContext* context,

@@ -5,10 +5,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cache_service/base/shortage.h"
 #include "cache_service/base/status.h"
 
 namespace heavywater {
 namespace {
+
+// Sequences end at any time: what has no room now may have some soon.
+constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
 absl::Status Unknown(SequenceId sequence) {
   return absl::NotFoundError(absl::StrCat("sequence ", sequence, " is unknown or has ended"));
@@ -60,9 +64,15 @@ absl::Status HostPageStore::CheckRoom(int64_t need, int64_t own_promise) {
   const int64_t held = counters_.promised_bytes - own_promise;  // for other prompts
   if (need <= slab_->free_bytes() - held) return absl::OkStatus();
   ++counters_.reservations_refused;
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "host tier: need ", need, " bytes, ", std::max<int64_t>(0, slab_->free_bytes() - held),
-      " are free (", held, " more are held for admitted prompts) of ", slab_->total_bytes()));
+  const int64_t available = std::max<int64_t>(0, slab_->free_bytes() - held);
+  const int64_t limit = slab_->total_bytes();
+  return ExhaustedError(absl::StrCat("host tier: need ", need, " bytes, ", available, " are free (",
+                                     held, " more are held for admitted prompts) of ", limit),
+                        {.subject = "host_bytes",
+                         .need = need,
+                         .available = available,
+                         .limit = limit,
+                         .retry_after = need <= limit ? kRetryAfter : absl::InfiniteDuration()});
 }
 
 void HostPageStore::Promise(Entry& entry, int64_t bytes) {
@@ -154,10 +164,23 @@ absl::StatusOr<int64_t> HostPageStore::Abort(SequenceId sequence, int rank) {
   HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
   MutexLock entry_lock(&entry->mutex);
   if (entry->released) return Unknown(sequence);
-  const std::vector<int64_t> offsets = entry->pages.TakeUncommitted(rank);
+  return FreePages(*entry, entry->pages.TakeUncommitted(rank));
+}
+
+absl::StatusOr<int64_t> HostPageStore::Skip(SequenceId sequence, int rank, int64_t first_page,
+                                            int64_t num_pages) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  MutexLock entry_lock(&entry->mutex);
+  if (entry->released) return Unknown(sequence);
+  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets,
+                      entry->pages.Skip(rank, first_page, num_pages));
+  return FreePages(*entry, offsets);
+}
+
+int64_t HostPageStore::FreePages(Entry& entry, std::span<const int64_t> offsets) {
   MutexLock lock(&mutex_);
   for (const int64_t offset : offsets) {
-    slab_->Free(offset, entry->pages.spec().geometry.page_bytes());
+    slab_->Free(offset, entry.pages.spec().geometry.page_bytes());
   }
   counters_.pages -= static_cast<int64_t>(offsets.size());
   return static_cast<int64_t>(offsets.size());
@@ -224,11 +247,9 @@ void HostPageStore::StopWriter(SequenceId sequence, int rank) {
 
 void HostPageStore::FreeAll(Entry& entry) {
   const SequenceSpec& spec = entry.pages.spec();
-  const std::vector<int64_t> offsets = entry.pages.TakeAll();
+  FreePages(entry, entry.pages.TakeAll());
   MutexLock lock(&mutex_);
-  for (const int64_t offset : offsets) slab_->Free(offset, spec.geometry.page_bytes());
   slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));
-  counters_.pages -= static_cast<int64_t>(offsets.size());
 }
 
 int64_t HostPageStore::Watermark(SequenceId sequence, int rank) const {
@@ -236,6 +257,13 @@ int64_t HostPageStore::Watermark(SequenceId sequence, int rank) const {
   if (!entry.ok()) return 0;
   MutexLock entry_lock(&(*entry)->mutex);
   return (*entry)->released ? 0 : (*entry)->pages.Watermark(rank);
+}
+
+bool HostPageStore::IsWriter(SequenceId sequence, int rank) const {
+  const auto entry = Find(sequence);
+  if (!entry.ok()) return false;
+  MutexLock entry_lock(&(*entry)->mutex);
+  return !(*entry)->released && (*entry)->pages.IsWriter(rank);
 }
 
 int64_t HostPageStore::SequenceBytes(SequenceId sequence) const {

@@ -25,10 +25,13 @@ class HostPageStore final : public PageStore {
   absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes) override;
   absl::Status Commit(SequenceId sequence, int rank, int64_t tokens) override;
   absl::StatusOr<int64_t> Abort(SequenceId sequence, int rank) override;
+  absl::StatusOr<int64_t> Skip(SequenceId sequence, int rank, int64_t first_page,
+                               int64_t num_pages) override;
   absl::Status Read(const RowRange& rows, std::span<std::byte> bytes) override;
   absl::Status Release(SequenceId sequence) override;
   void StopWriter(SequenceId sequence, int rank) override;
   int64_t Watermark(SequenceId sequence, int rank) const override;
+  bool IsWriter(SequenceId sequence, int rank) const override;
   int64_t SequenceBytes(SequenceId sequence) const override;
   PageStoreStats Stats() const override;
 
@@ -56,6 +59,9 @@ class HostPageStore final : public PageStore {
   absl::StatusOr<std::vector<int64_t>> Allocate(int64_t count, int64_t bytes, int64_t own_promise)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Promise(Entry& entry, int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives the memory of pages back that are the entry's no more; how many.
+  int64_t FreePages(Entry& entry, std::span<const int64_t> offsets)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   // Gives the memory of a released sequence back.
   void FreeAll(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
 

@@ -35,6 +35,11 @@ class HostTier {
   // UNAVAILABLE when the service cannot be reached.
   virtual absl::Status Reserve(SequenceId sequence, int64_t first_page, int64_t num_pages) = 0;
 
+  // The rank will never write these pages, none of which begins below what it has
+  // published. Room that they have (it may have come just now) is given back,
+  // they cannot be reserved any more, and reads of them are misses.
+  virtual void Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) = 0;
+
   // The memory of one page, page_bytes() long, or null when it is not reserved
   // (then its positions will count as dropped). `kv_head` counts over the whole
   // model. Valid until CloseSequence().
@@ -43,6 +48,11 @@ class HostTier {
   // All layers and heads of this rank have been written for positions below
   // `tokens` (a release store in shared memory). Never goes back.
   virtual void Publish(SequenceId sequence, int64_t tokens) = 0;
+
+  // Nothing of the sequence is kept any more, neither what was written nor what
+  // will be: it has ended at the cache service, or was lost with it. Never goes
+  // back.
+  virtual bool IsLost(SequenceId sequence) const = 0;
 
   // The rank is done. The pages live on in the cache service until the
   // sequence's lease ends.

@@ -37,6 +37,10 @@ absl::Status LocalHostTier::Reserve(SequenceId sequence, int64_t first_page, int
   Sequence& state = entry->second;
   int64_t missing = 0;
   for (int64_t page = first_page; page < first_page + num_pages; ++page) {
+    if (state.skipped.contains(page)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("page ", page, " of sequence ", sequence, " was given up"));
+    }
     if (!state.pages.contains(page)) ++missing;
   }
   const int64_t free = limit_bytes_ - reserved_bytes_;
@@ -51,6 +55,16 @@ absl::Status LocalHostTier::Reserve(SequenceId sequence, int64_t first_page, int
   }
   reserved_bytes_ += missing * state.row_bytes();
   return absl::OkStatus();
+}
+
+void LocalHostTier::Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) {
+  const auto entry = sequences_.find(sequence);
+  if (entry == sequences_.end()) return;
+  Sequence& state = entry->second;
+  for (int64_t page = first_page; page < first_page + num_pages; ++page) {
+    state.skipped.insert(page);
+    if (state.pages.erase(page) > 0) reserved_bytes_ -= state.row_bytes();
+  }
 }
 
 std::byte* LocalHostTier::Page(SequenceId sequence, int layer, int kv_head, int64_t page) {

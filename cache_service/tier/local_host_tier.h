@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "cache_service/tier/host_tier.h"
 
 namespace heavywater {
@@ -20,8 +21,10 @@ class LocalHostTier final : public HostTier {
   absl::Status OpenSequence(SequenceId sequence, const PageGeometry& geometry,
                             HeadRange heads) override;
   absl::Status Reserve(SequenceId sequence, int64_t first_page, int64_t num_pages) override;
+  void Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) override;
   std::byte* Page(SequenceId sequence, int layer, int kv_head, int64_t page) override;
   void Publish(SequenceId sequence, int64_t tokens) override;
+  bool IsLost(SequenceId) const override { return false; }
   void CloseSequence(SequenceId sequence) override;
   int64_t reserved_bytes() const override { return reserved_bytes_; }
 
@@ -38,6 +41,7 @@ class LocalHostTier final : public HostTier {
     HeadRange heads;
     int64_t watermark = 0;
     absl::flat_hash_map<int64_t, PageRow> pages;  // by page number
+    absl::flat_hash_set<int64_t> skipped;         // page numbers
 
     int64_t row_bytes() const {
       return geometry.num_layers * int64_t{heads.count} * geometry.page_bytes();

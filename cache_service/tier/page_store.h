@@ -80,7 +80,7 @@ class PageStore {
   // Makes pages writable for one rank; those that it holds already are returned
   // again. All or nothing. RESOURCE_EXHAUSTED naming need, free and limit;
   // FAILED_PRECONDITION when another rank holds one of them, or when a new one
-  // begins below the rank's watermark. `direct`: the rank
+  // begins below the rank's watermark or was skipped. `direct`: the rank
   // has mapped the slab, so that its pages are not reused before it is known to
   // have stopped (StopWriter()).
   virtual absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) = 0;
@@ -100,9 +100,17 @@ class PageStore {
   // Gives back the rank's pages that lie wholly above its watermark; how many.
   virtual absl::StatusOr<int64_t> Abort(SequenceId sequence, int rank) = 0;
 
+  // The rank will never write these pages: what it holds of them is given back
+  // (returned: how many pages of layers and heads), they cannot be reserved any
+  // more, the watermark passes over them and reads of them are NOT_FOUND. A
+  // replay changes nothing. FAILED_PRECONDITION when one of them begins below the
+  // watermark: it may have been read.
+  virtual absl::StatusOr<int64_t> Skip(SequenceId sequence, int rank, int64_t first_page,
+                                       int64_t num_pages) = 0;
+
   // Copies committed rows out: their own bytes, or an error. NOT_FOUND: no such
-  // sequence or page; OUT_OF_RANGE: above the watermark; DATA_LOSS: the bytes of
-  // a sealed page have changed.
+  // sequence or page (a skipped one, say); OUT_OF_RANGE: above the watermark;
+  // DATA_LOSS: the bytes of a sealed page have changed.
   virtual absl::Status Read(const RowRange& rows, std::span<std::byte> bytes) = 0;
 
   // Ends the sequence: nothing of it can be read or written any more.
@@ -113,6 +121,9 @@ class PageStore {
 
   // 0 for an unknown sequence or rank.
   virtual int64_t Watermark(SequenceId sequence, int rank) const = 0;
+  // The rank has reserved pages of the sequence: its watermark says how far they
+  // are written.
+  virtual bool IsWriter(SequenceId sequence, int rank) const = 0;
   // Bytes of the sequence's pages.
   virtual int64_t SequenceBytes(SequenceId sequence) const = 0;
   virtual PageStoreStats Stats() const = 0;

@@ -85,6 +85,10 @@ absl::StatusOr<SequencePages::Missing> SequencePages::CountMissing(const PageRan
     if (found == pages_.end()) {
       ++missing.pages;
       if (page < prompt_end) ++missing.prompt_pages;
+      if (IsSkipped(range.rank, page) && status.ok()) {
+        status = absl::FailedPreconditionError(
+            absl::StrCat("page ", page, " was given up by rank ", range.rank));
+      }
       if (page * spec_.geometry.page_tokens < watermark && status.ok()) {
         status = absl::FailedPreconditionError(
             absl::StrCat("page ", page, " begins below the rank's watermark ", watermark,
@@ -157,7 +161,10 @@ absl::StatusOr<PageEntry*> SequencePages::Find(const RowRange& rows) {
   const int64_t page = spec_.geometry.PageOf(rows.first_position);
   const auto found = pages_.find(KeyOf(rows.layer, rows.kv_head, page));
   if (found == pages_.end()) {
-    return absl::NotFoundError(absl::StrCat(Describe(rows, page), " is not in the host tier"));
+    const int64_t begin = page * spec_.geometry.page_tokens;
+    return absl::NotFoundError(absl::StrCat(Describe(rows, page), ": positions [", begin, ", ",
+                                            begin + spec_.geometry.page_tokens,
+                                            ") are not in the host tier"));
   }
   return &found->second;
 }
@@ -296,6 +303,53 @@ int64_t SequencePages::Watermark(int rank) const {
   // The cell is memory of a rank: whatever it holds, it opens no other position.
   return std::clamp<int64_t>(WatermarkCell(rank).load(std::memory_order_acquire), 0,
                              spec_.max_tokens);
+}
+
+bool SequencePages::IsSkipped(int rank, int64_t page) const {
+  const auto spans = skipped_.find(rank);
+  return spans != skipped_.end() &&
+         std::any_of(spans->second.begin(), spans->second.end(),
+                     [&](const PageSpan& span) { return page >= span.begin && page < span.end; });
+}
+
+absl::Status SequencePages::CheckSkip(int rank, int64_t first_page, int64_t num_pages) const {
+  if (rank < 0 || rank >= spec_.num_ranks) return OutOfRange("ranks", rank, 1, spec_.num_ranks);
+  const int64_t limit = spec_.geometry.PagesFor(spec_.max_tokens);
+  if (!Within(first_page, num_pages, limit)) {
+    return OutOfRange("pages", first_page, num_pages, limit);
+  }
+  if (num_pages > kMaxPagesPerReservation) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "num_pages is ", num_pages, ", want ", kMaxPagesPerReservation, " or fewer in one call"));
+  }
+  const int64_t watermark = Watermark(rank);
+  for (int64_t page = first_page; page < first_page + num_pages; ++page) {
+    if (page * spec_.geometry.page_tokens >= watermark) break;
+    if (IsSkipped(rank, page)) continue;
+    return absl::FailedPreconditionError(absl::StrCat("page ", page,
+                                                      " begins below the rank's watermark ",
+                                                      watermark, ": it may have been read"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int64_t>> SequencePages::Skip(int rank, int64_t first_page,
+                                                         int64_t num_pages) {
+  HW_RETURN_IF_ERROR(CheckSkip(rank, first_page, num_pages));
+  for (int64_t page = first_page; page < first_page + num_pages; ++page) {
+    if (IsSkipped(rank, page)) continue;
+    std::vector<PageSpan>& spans = skipped_[rank];
+    if (spans.empty() || spans.back().end != page) spans.push_back({page, page});
+    spans.back().end = page + 1;
+  }
+  PageRange range = {.rank = rank, .first_page = first_page, .num_pages = num_pages};
+  if (const auto heads = heads_.find(rank); heads != heads_.end()) range.heads = heads->second;
+  std::vector<int64_t> offsets;
+  for (const Key key : ReservedKeys(range)) {
+    offsets.push_back(pages_.at(key).offset);
+    pages_.erase(key);
+  }
+  return offsets;
 }
 
 std::vector<int64_t> SequencePages::TakeUncommitted(int rank) {

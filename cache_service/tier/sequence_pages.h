@@ -35,8 +35,8 @@ class SequencePages {
   // --- Ranges ---
   absl::Status CheckRange(const PageRange& range) const;
   // Those of the range that are not reserved yet. FAILED_PRECONDITION when
-  // another rank holds one of the others, or when one that is missing begins
-  // below the watermark (it would be readable before it is written).
+  // another rank holds one of the others, or when one that is missing was skipped
+  // or begins below the watermark (it would be readable before it is written).
   struct Missing {
     int64_t pages = 0;
     int64_t prompt_pages = 0;  // of them: within the prompt
@@ -50,6 +50,11 @@ class SequencePages {
   absl::Status Commit(int rank, int64_t tokens);
   absl::Status Read(const RowRange& rows, std::span<std::byte> bytes);
   int64_t Watermark(int rank) const;
+
+  // As PageStore says; the offsets of the pages that the rank held.
+  absl::StatusOr<std::vector<int64_t>> Skip(int rank, int64_t first_page, int64_t num_pages);
+  // The rank has reserved pages.
+  bool IsWriter(int rank) const { return heads_.contains(rank); }
 
   // Removes the rank's pages wholly above its watermark, or all pages; their
   // offsets.
@@ -68,6 +73,13 @@ class SequencePages {
 
  private:
   using Key = uint64_t;
+  // Of page numbers.
+  struct PageSpan {
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+  bool IsSkipped(int rank, int64_t page) const;
+  absl::Status CheckSkip(int rank, int64_t first_page, int64_t num_pages) const;
   Key KeyOf(int layer, int kv_head, int64_t page) const;
   absl::Status CheckRows(const RowRange& rows, size_t bytes) const;
   static int64_t PageOfKey(Key key) { return static_cast<int64_t>(key >> 20); }
@@ -85,8 +97,10 @@ class SequencePages {
   Slab& slab_;
   absl::flat_hash_map<Key, PageEntry> pages_;
   absl::flat_hash_map<int, HeadRange> heads_;  // by rank, all that it ever reserved
-  absl::flat_hash_set<int> writers_;           // may be writing in the slab
-  absl::flat_hash_set<int> streamers_;         // have used Write(), so write nothing in the slab
+  // By rank, in the order in which they came, joined where they touch.
+  absl::flat_hash_map<int, std::vector<PageSpan>> skipped_;
+  absl::flat_hash_set<int> writers_;    // may be writing in the slab
+  absl::flat_hash_set<int> streamers_;  // have used Write(), so write nothing in the slab
   absl::flat_hash_set<int> stopped_;
 };
 

@@ -51,6 +51,23 @@ absl::Status CheckRows(const v1::ReadResponse& response) {
                                           " have CRC32C ", actual, ", want ", response.crc32c()));
 }
 
+// A set that exceeds a message comes in several, whose lists are appended.
+absl::Status Append(std::vector<v1::SequenceSet>& sets, v1::SequenceSet& message) {
+  if (!message.continued()) {
+    sets.push_back(std::move(message));
+    return absl::OkStatus();
+  }
+  message.set_continued(false);
+  if (sets.empty() || sets.back().layer() != message.layer() ||
+      sets.back().kv_head() != message.kv_head()) {
+    return absl::DataLossError(absl::StrCat("GetSets goes on with layer ", message.layer(),
+                                            ", kv_head ", message.kv_head(),
+                                            ", whose first message did not come before it"));
+  }
+  sets.back().MergeFrom(message);
+  return absl::OkStatus();
+}
+
 void Append(ModelDescription& model, v1::GetModelResponse& response) {
   if (response.has_model()) model.info = std::move(*response.mutable_model());
   for (v1::Piece& piece : *response.mutable_pieces()) model.pieces.push_back(std::move(piece));
@@ -144,13 +161,22 @@ absl::StatusOr<v1::Sequence> Client::Get(uint64_t sequence_id) {
   if (sequences_ == nullptr) return NotConnected("cache_address");
   v1::GetSequenceRequest request;
   request.set_sequence_id(sequence_id);
-  return ReadWithRetries(sleep_, [&]() -> absl::StatusOr<v1::Sequence> {
+  const auto read_page = [&]() -> absl::StatusOr<v1::Sequence> {
     grpc::ClientContext context;
     SetDeadline(context, timeout_);
     v1::Sequence sequence;
     HW_RETURN_IF_ERROR(FromGrpc(sequences_->Get(&context, request, &sequence)));
     return sequence;
-  });
+  };
+  HW_ASSIGN_OR_RETURN(v1::Sequence sequence, ReadWithRetries(sleep_, read_page));
+  // As many as there were when the first page was read.
+  while (sequence.tokens_size() < sequence.num_tokens()) {
+    request.set_first_token(sequence.tokens_size());
+    HW_ASSIGN_OR_RETURN(const v1::Sequence page, ReadWithRetries(sleep_, read_page));
+    if (page.tokens().empty()) break;
+    sequence.mutable_tokens()->MergeFrom(page.tokens());
+  }
+  return sequence;
 }
 
 absl::StatusOr<std::vector<v1::Sequence>> Client::List(const std::string& group) {
@@ -197,10 +223,7 @@ absl::StatusOr<std::vector<v1::SequenceSet>> Client::GetSets(uint64_t sequence_i
     SetDeadline(context, timeout_);
     std::vector<v1::SequenceSet> sets;
     const auto reader = sequences_->GetSets(&context, request);
-    HW_RETURN_IF_ERROR(Drain(*reader, [&sets](v1::SequenceSet& set) {
-      sets.push_back(std::move(set));
-      return absl::OkStatus();
-    }));
+    HW_RETURN_IF_ERROR(Drain(*reader, [&sets](v1::SequenceSet& set) { return Append(sets, set); }));
     return sets;
   });
 }

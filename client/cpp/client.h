@@ -62,6 +62,7 @@ class Client {
 
   // Registers a sequence, which rank 0 does for every Generate.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request);
+  // With all tokens reported so far.
   absl::StatusOr<v1::Sequence> Get(uint64_t sequence_id);
   // All sequences (of a group), without tokens.
   absl::StatusOr<std::vector<v1::Sequence>> List(const std::string& group = "");

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
 import grpc
 import pytest
 from cluster import cluster, summary, token_ids
-from heavywater.v1 import generation_pb2, sequence_pb2
+from heavywater.v1 import admin_pb2, generation_pb2, sequence_pb2
 
 
 def test_killing_the_cache_service_changes_no_token(folder: Path, long_prompt: list[int]) -> None:
@@ -26,6 +28,37 @@ def test_killing_the_cache_service_changes_no_token(folder: Path, long_prompt: l
         with pytest.raises(grpc.RpcError) as refused:
             group.generate(tokens=long_prompt, max_new_tokens=1)
         assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_rank_that_hears_nothing_for_a_lease_stops_writing_to_the_slab_and_goes_on(
+    folder: Path, long_prompt: list[int]
+) -> None:
+    request = generation_pb2.GenerateRequest(tokens=long_prompt[:64], max_new_tokens=300, ignore_eos=True)
+    with cluster(folder, 3, cache={"sequence_lease_ms": 1500}) as group:
+        undisturbed = token_ids(list(group.generation.Generate(request, timeout=300)))
+        assert group.cache is not None
+        stopped = 0.0
+        disturbed = []
+        try:
+            for message in group.generation.Generate(request, timeout=300):
+                if message.HasField("index"):
+                    disturbed.append(message.token)
+                if len(disturbed) == 8 and not stopped:
+                    os.kill(group.cache.pid, signal.SIGSTOP)
+                    stopped = time.monotonic()
+            assert time.monotonic() - stopped > 1.5, "the text was too short to outlive the lease"
+        finally:
+            os.kill(group.cache.pid, signal.SIGCONT)
+        assert disturbed == undisturbed
+        # Nothing was written to the slab after the fence, on any rank.
+        for worker in group.workers:
+            assert "pages of a sequence are no longer kept" in worker.log.read_text()
+        # Nothing of it stays behind.
+        deadline = time.monotonic() + 30
+        while group.admin.Stats(admin_pb2.StatsRequest()).tiers[0].used_bytes and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert group.admin.Stats(admin_pb2.StatsRequest()).tiers[0].used_bytes == 0
+        assert len(token_ids(group.generate(tokens=long_prompt[:16], max_new_tokens=4, ignore_eos=True))) == 4
 
 
 def test_a_full_slab_stops_the_sequence_and_names_need_and_limit(folder: Path, long_prompt: list[int]) -> None:

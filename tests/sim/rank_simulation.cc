@@ -21,6 +21,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   tokens += other.tokens;
   failed_items += other.failed_items;
   host_full_stops += other.host_full_stops;
+  lost += other.lost;
   demoted_rows += other.demoted_rows;
   dropped += other.dropped;
 }
@@ -83,6 +84,7 @@ std::string RankSimulation::OneRound() {
   if (sequences_.size() < 4 && OneIn(4)) wrong = Join();
   if (wrong.empty() && !sequences_.empty() && OneIn(15)) wrong = Leave();
   if (OneIn(5)) ChangeHostMemory();
+  if (!sequences_.empty() && OneIn(40)) LoseOne();
   if (wrong.empty() && !sequences_.empty()) wrong = Step();
   return wrong.empty() ? CheckAll() : wrong;
 }
@@ -135,6 +137,17 @@ void RankSimulation::ChangeHostMemory() {
   tier.reserve_status = choices[random_() % 4];
 }
 
+// The cache service has ended a sequence that still runs.
+void RankSimulation::LoseOne() {
+  if (tiers_.empty()) return;
+  auto lost = sequences_.begin();
+  std::advance(lost, random_() % sequences_.size());
+  FlakyHostTier& tier = tiers_[random_() % tiers_.size()];
+  if (!tier.is_open(lost->first)) return;
+  tier.Lose(lost->first);
+  ++counts_.lost;
+}
+
 // Some of the sequences, one token each or some more, perhaps with a fault.
 std::string RankSimulation::Step() {
   std::vector<TestAppend> appends;
@@ -160,10 +173,10 @@ std::string RankSimulation::Step() {
   if (fault != Fault::kNone) {
     group_->tamper = [&](std::vector<DeviceSpan<int64_t>>& buffers) {
       const auto world = static_cast<int64_t>(buffers.size());
-      const int64_t header = (2 + 4 * static_cast<int64_t>(appends.size())) * world;
+      const int64_t header = (2 + 5 * static_cast<int64_t>(appends.size())) * world;
       int64_t* mine = buffers[faulty].device_address();
       if (fault == Fault::kStatus) {
-        for (size_t i = 0; i < appends.size(); ++i) mine[(2 + 4 * i) * world + faulty] = 13;
+        for (size_t i = 0; i < appends.size(); ++i) mine[(2 + 5 * i) * world + faulty] = 13;
       } else {
         std::fill_n(mine + header, buffers[faulty].size() - header, 0);
       }

@@ -25,6 +25,7 @@ struct SimulationCounts {
   int64_t tokens = 0;
   int64_t failed_items = 0;  // by faults
   int64_t host_full_stops = 0;
+  int64_t lost = 0;          // pages of one sequence on one rank
   int64_t demoted_rows = 0;  // compared with what was appended
   int64_t dropped = 0;       // positions, summed over checks
   void Add(const SimulationCounts& other);
@@ -56,6 +57,7 @@ class RankSimulation {
   std::string Join();
   std::string Leave();
   void ChangeHostMemory();
+  void LoseOne();
   std::string Step();
   std::string ApplyItem(const StepItem& item, const std::vector<int32_t>& tokens,
                         const absl::Status& status, Fault fault);

@@ -40,6 +40,7 @@ TEST(RankSimulationTest, EverythingHoldsAfterEveryStep) {
   EXPECT_GT(counts.refused, 0);
   EXPECT_GT(counts.failed_items, 0);
   EXPECT_GT(counts.host_full_stops, 0);
+  EXPECT_GT(counts.lost, 0);
   EXPECT_GT(counts.demoted_rows, 10000);
   EXPECT_GT(counts.dropped, 0);
 }

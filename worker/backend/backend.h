@@ -79,7 +79,9 @@ struct AttendParams {
   std::span<const AttendItem> items;
   DeviceSpan<const float> queries;  // [num_tokens][num_query_heads][head_dim], rotated
   DeviceSpan<float> out;            // [num_tokens][num_query_heads][head_dim]
-  float scale = 0;                  // of the logits, 1 / sqrt(head_dim) as a rule
+  // At least AttendScratchBytes() of the largest capacity among the items.
+  DeviceSpan<std::byte> scratch;
+  float scale = 0;  // of the logits, 1 / sqrt(head_dim) as a rule
 };
 
 // A chunk of a prompt over one layer's whole KV: slot == position, so
@@ -93,6 +95,8 @@ struct PromptParams {
   Position score_from = 0;
   DeviceSpan<const float> queries;  // [num_tokens][num_query_heads][head_dim]
   DeviceSpan<float> out;            // [num_tokens][num_query_heads][head_dim]
+  // At least PromptScratchBytes() of first_position + num_tokens.
+  DeviceSpan<std::byte> scratch;
   float scale = 0;
 };
 
@@ -114,6 +118,15 @@ class Backend {
 
   // "reference", "cpu-avx2", "cpu-avx512", ...
   virtual std::string Name() const = 0;
+
+  // INVALID_ARGUMENT naming the field when this backend cannot run the shape.
+  virtual absl::Status CheckShape(const KvShape& shape) const = 0;
+
+  // What Attend() needs beside its inputs and results for sequences of up to
+  // `capacity` slots, in any batch, and AttendPrompt() for prompts of up to
+  // `num_keys` tokens. Pure, and never less for more slots or keys.
+  virtual int64_t AttendScratchBytes(const KvShape& shape, int64_t capacity) const { return 0; }
+  virtual int64_t PromptScratchBytes(const KvShape& shape, int64_t num_keys) const { return 0; }
 
   // Memory, zeroed. RESOURCE_EXHAUSTED when the device has none left.
   virtual absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) = 0;

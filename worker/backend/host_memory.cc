@@ -10,6 +10,7 @@
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/pooling.h"
+#include "worker/backend/sketch.h"
 
 namespace heavywater {
 namespace {
@@ -57,6 +58,27 @@ void AppendTables(const AppendItem& item) {
   }
 }
 
+// One KV head's rows of positions that come back.
+absl::Status PromoteRows(const KvShape& shape, const LayerView& layer, const PromoteParams& params,
+                         int kv_head) {
+  const KvHeadRows rows = RowsOfKvHead(shape, layer, kv_head);
+  for (size_t i = 0; i < params.slots.size(); ++i) {
+    const int32_t slot = params.slots[i];
+    HW_CHECK(slot >= 0 && slot < layer.capacity);
+    const Position position = params.positions[i];
+    const std::byte* page = params.host.Page(kv_head, position / shape.page_tokens);
+    if (page == nullptr) {
+      return absl::DataLossError(absl::StrCat("position ", position, " of KV head ", kv_head,
+                                              " is promoted, but has no host copy"));
+    }
+    const std::byte* row = page + int64_t{position % shape.page_tokens} * shape.row_bytes();
+    std::memcpy(rows.Key(slot), row, rows.row_bytes);
+    std::memcpy(rows.Value(slot), row + rows.row_bytes, rows.row_bytes);
+    layer.gains.device_address()[kv_head * layer.capacity + slot] = 0;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckBackendShape(const KvShape& shape) {
@@ -78,6 +100,10 @@ KvHeadRows RowsOfKvHead(const KvShape& shape, const LayerView& layer, int kv_hea
   return {.keys = layer.keys.device_address() + offset,
           .values = layer.values.device_address() + offset,
           .row_bytes = row_bytes};
+}
+
+absl::Status HostMemoryBackend::CheckShape(const KvShape& shape) const {
+  return CheckBackendShape(shape);
 }
 
 absl::StatusOr<DeviceBuffer> HostMemoryBackend::Allocate(int64_t bytes) {
@@ -206,6 +232,43 @@ absl::Status HostMemoryBackend::GatherSlots(const KvShape& shape, const LayerVie
     for (int64_t slot = 0; slot < kept_per_set; ++slot) {
       scores[slot] = seeds.device_address()[set * seed_stride + positions[slot]];
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::ObserveQueries(const KvShape& shape,
+                                               const ObserveQueriesParams& params, Stream& stream) {
+  ObserveQueriesInHostMemory(shape, params);
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::ChooseChannels(const KvShape& shape,
+                                               const ChooseChannelsParams& params, Stream& stream) {
+  HW_RETURN_IF_ERROR(params.sketch.Validate());
+  ChooseChannelsInHostMemory(shape, params);
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::EncodePages(const KvShape& shape, const EncodePagesParams& params,
+                                            Stream& stream) {
+  HW_RETURN_IF_ERROR(params.sketch.Validate());
+  EncodePagesInHostMemory(shape, params);
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::PromoteSlots(const KvShape& shape, const LayerView& layer,
+                                             const PromoteParams& params, Stream& stream) {
+  HW_CHECK(params.set >= 0 && params.set < layer.num_sets);
+  HW_CHECK(params.positions.size() == params.slots.size());
+  HW_CHECK(params.scores.size() == params.slots.size());
+  for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+    if (SetOfKvHead(layer, kv_head) != params.set) continue;
+    HW_RETURN_IF_ERROR(PromoteRows(shape, layer, params, kv_head));
+  }
+  for (size_t i = 0; i < params.slots.size(); ++i) {
+    const int64_t slot = params.set * layer.capacity + params.slots[i];
+    layer.positions.device_address()[slot] = params.positions[i];
+    layer.scores.device_address()[slot] = params.scores[i];
   }
   return absl::OkStatus();
 }

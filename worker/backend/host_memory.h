@@ -35,6 +35,7 @@ inline int SetOfKvHead(const LayerView& layer, int kv_head) {
 // safe: one thread at a time uses a backend.
 class HostMemoryBackend : public Backend {
  public:
+  absl::Status CheckShape(const KvShape& shape) const override;
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override;
   absl::Status CopyToDevice(DeviceSpan<std::byte> to, std::span<const std::byte> from,
                             Stream& stream) override;
@@ -56,6 +57,14 @@ class HostMemoryBackend : public Backend {
                            std::span<const Position> kept, int64_t kept_per_set,
                            DeviceSpan<const int64_t> seeds, int64_t seed_stride,
                            Stream& stream) override;
+  absl::Status ObserveQueries(const KvShape& shape, const ObserveQueriesParams& params,
+                              Stream& stream) override;
+  absl::Status ChooseChannels(const KvShape& shape, const ChooseChannelsParams& params,
+                              Stream& stream) override;
+  absl::Status EncodePages(const KvShape& shape, const EncodePagesParams& params,
+                           Stream& stream) override;
+  absl::Status PromoteSlots(const KvShape& shape, const LayerView& layer,
+                            const PromoteParams& params, Stream& stream) override;
   absl::Status ReleaseSlots(const KvShape& shape, const LayerView& layer, int set,
                             std::span<const int32_t> slots, Stream& stream) override;
 };

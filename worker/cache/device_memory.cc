@@ -13,7 +13,7 @@ namespace {
 
 bool IsKv(MemoryKind kind) {
   return kind == MemoryKind::kSlots || kind == MemoryKind::kScores || kind == MemoryKind::kTables ||
-         kind == MemoryKind::kPromptKv;
+         kind == MemoryKind::kSketches || kind == MemoryKind::kPromptKv;
 }
 
 void Add(MemoryGauge& gauge, int64_t bytes) {
@@ -32,12 +32,16 @@ std::string_view MemoryKindName(MemoryKind kind) {
       return "scores";
     case MemoryKind::kTables:
       return "tables";
+    case MemoryKind::kSketches:
+      return "sketches";
     case MemoryKind::kPromptKv:
       return "prompt_kv";
     case MemoryKind::kPromptHidden:
       return "prompt_hidden";
     case MemoryKind::kWorkspace:
       return "workspace";
+    case MemoryKind::kScratch:
+      return "scratch";
   }
   HW_CHECK(false && "memory kind without a name");
   return "";

@@ -18,11 +18,13 @@ enum class MemoryKind {
   kSlots,         // keys and values of residents
   kScores,        // ledger and gains
   kTables,        // positions
+  kSketches,      // of demoted keys, with recall's tables
   kPromptKv,      // one layer's whole KV while a prompt runs, its tables included
   kPromptHidden,  // a prompt's hidden states: counted, outside the limit
   kWorkspace,     // a step's rows and its reduce buffer
+  kScratch,       // what the backend's attention works in
 };
-inline constexpr int kNumMemoryKinds = 6;
+inline constexpr int kNumMemoryKinds = 8;
 std::string_view MemoryKindName(MemoryKind kind);
 
 struct MemoryGauge {
@@ -67,7 +69,7 @@ class DeviceMemory {
   int64_t reserved_bytes() const { return reserved_bytes_; }
   int64_t free_bytes() const;  // under the limit; INT64_MAX without one
   const MemoryGauge& gauge(MemoryKind kind) const { return gauges_[static_cast<int>(kind)]; }
-  // Slots, scores, tables and a running prompt's layer.
+  // Slots, scores, tables, sketches and a running prompt's layer.
   const MemoryGauge& kv_gauge() const { return kv_; }
   Backend& backend() { return backend_; }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "cache_service/base/check.h"
 
@@ -12,8 +13,14 @@ int64_t SlotTable::UsedAfter(int64_t num_tokens) const {
 }
 
 void SlotTable::Append(Position first_position, int64_t num_tokens, std::vector<int32_t>& slots) {
-  HW_CHECK(Fits(num_tokens));
-  for (int64_t i = 0; i < num_tokens; ++i) {
+  std::vector<Position> positions(num_tokens);
+  std::iota(positions.begin(), positions.end(), first_position);
+  Place(positions, slots);
+}
+
+void SlotTable::Place(std::span<const Position> positions, std::vector<int32_t>& slots) {
+  HW_CHECK(Fits(static_cast<int64_t>(positions.size())));
+  for (const Position position : positions) {
     int32_t slot;
     if (free_.empty()) {
       slot = static_cast<int32_t>(used_++);
@@ -21,7 +28,7 @@ void SlotTable::Append(Position first_position, int64_t num_tokens, std::vector<
       slot = free_.back();
       free_.pop_back();
     }
-    positions_[slot] = first_position + static_cast<Position>(i);
+    positions_[slot] = position;
     slots.push_back(slot);
   }
 }

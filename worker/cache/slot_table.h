@@ -30,6 +30,8 @@ class SlotTable {
   // Slots for positions first_position, +1, ...: the lowest free ones, in order,
   // appended to `slots`. They must fit.
   void Append(Position first_position, int64_t num_tokens, std::vector<int32_t>& slots);
+  // The same for any positions.
+  void Place(std::span<const Position> positions, std::vector<int32_t>& slots);
   // The prompt's result: position positions[i] in slot i. The table must be empty.
   void Assign(std::span<const Position> positions);
   // Frees occupied slots, in any order. `used` stays: sets that gain and lose

@@ -35,9 +35,9 @@ absl::Status Agreement::CheckStatus(int64_t field, const absl::Status& own) cons
   return absl::OkStatus();
 }
 
-bool Agreement::AnyOk(int64_t field) const {
+bool Agreement::AnySet(int64_t field) const {
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (Get(field, rank) == 0) return true;
+    if (Get(field, rank) != 0) return true;
   }
   return false;
 }

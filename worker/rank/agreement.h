@@ -34,8 +34,8 @@ class Agreement {
   // A field of status codes: the first rank that is not OK. Its own rank returns
   // `own`, the others the same code naming the rank.
   absl::Status CheckStatus(int64_t field, const absl::Status& own) const;
-  // Whether the status of any rank is OK.
-  bool AnyOk(int64_t field) const;
+  // Whether any rank has set the field to other than 0.
+  bool AnySet(int64_t field) const;
 
  private:
   int rank_;

@@ -56,8 +56,8 @@ absl::Status DecodeStep::After() {
   for (size_t i = 0; i < items_.size(); ++i) {
     item_status_[i] = exchange_->CheckItem(static_cast<int64_t>(i), items_[i]);
     if (item_status_[i].ok()) {
-      HW_RETURN_IF_ERROR(Finish(items_[i]));
-    } else if (items_[i].status.ok() || exchange_->RanAnywhere(static_cast<int64_t>(i))) {
+      HW_RETURN_IF_ERROR(Finish(static_cast<int64_t>(i)));
+    } else if (exchange_->RanAnywhere(static_cast<int64_t>(i))) {
       HW_RETURN_IF_ERROR(Undo(items_[i]));
     }
   }
@@ -122,6 +122,9 @@ absl::Status DecodeStep::AdmitItem(ActiveItem& item) {
   item.used_before = sequence->used();
   extra_logits_rows_ += item.logits_rows() - 1;
   HW_RETURN_IF_ERROR(sequence->PrepareAppend(item.spec.first_position, item.spec.num_tokens));
+  if (sequence->recall() != nullptr) {
+    sequence->recall()->BeginStep(item.spec.num_tokens, /*sample_missing=*/item.plans());
+  }
   return cache_.workspace().ReserveExtraLogits(extra_logits_rows_);
 }
 
@@ -141,8 +144,7 @@ absl::Status DecodeStep::RunLayer(int layer) {
                                        workspace.queries(rows), workspace.keys(rows),
                                        workspace.values(rows), cache_.stream()));
   HW_RETURN_IF_ERROR(AppendKv(layer));
-  // Step 2, recall, has its place here: scan the sketches of demoted positions
-  // with these queries, and give Attend the picks.
+  HW_RETURN_IF_ERROR(ObserveQueries(layer));
   HW_RETURN_IF_ERROR(Attend(layer));
   return model_.FinishLayer(layer, workspace.attention(rows), workspace.hidden(rows),
                             cache_.stream());
@@ -176,8 +178,26 @@ absl::Status DecodeStep::AppendKv(int layer) {
   return cache_.backend().Append(shape, params, cache_.stream());
 }
 
+// Until a sequence has a sketch, its queries tell which channels it should have.
+absl::Status DecodeStep::ObserveQueries(int layer) {
+  const KvShape& shape = cache_.options().shape;
+  const int64_t width = int64_t{shape.num_query_heads} * shape.head_dim;
+  const DeviceSpan<float> queries = cache_.workspace().queries(num_tokens());
+  for (const ActiveItem& item : items_) {
+    if (!item.status.ok()) continue;
+    SequenceRecall* recall = item.sequence->recall();
+    if (recall == nullptr || recall->sketched()) continue;
+    HW_RETURN_IF_ERROR(
+        recall->Observe(layer, queries.Sub(item.first_row * width, item.spec.num_tokens * width),
+                        item.spec.num_tokens, item.spec.first_position));
+  }
+  return absl::OkStatus();
+}
+
+// Steps 2 and 3: one pass over the slots and what recall picks.
 absl::Status DecodeStep::Attend(int layer) {
   std::vector<AttendItem> attends;
+  int64_t capacity = 0;
   for (const ActiveItem& item : items_) {
     if (!item.status.ok()) continue;
     AttendItem attend;
@@ -186,23 +206,29 @@ absl::Status DecodeStep::Attend(int layer) {
     attend.num_tokens = item.spec.num_tokens;
     attend.first_position = item.spec.first_position;
     attend.accumulate_gains = item.sequence->budget().uses_scores;
+    if (item.sequence->recall() != nullptr) attend.recall = item.sequence->recall()->View(layer);
     attends.push_back(attend);
+    capacity = std::max(capacity, attend.layer.capacity);
   }
   AttendParams params;
   params.items = attends;
   params.queries = cache_.workspace().queries(num_tokens());
   params.out = cache_.workspace().attention(num_tokens());
   params.scale = cache_.attention_scale();
+  HW_ASSIGN_OR_RETURN(params.scratch,
+                      cache_.workspace().Scratch(
+                          cache_.backend().AttendScratchBytes(cache_.options().shape, capacity)));
   if (attends.size() < items_.size()) {  // rows of items that do not run
     HW_RETURN_IF_ERROR(cache_.backend().Zero(DeviceBytes(params.out), cache_.stream()));
   }
   return cache_.backend().Attend(cache_.options().shape, params, cache_.stream());
 }
 
-absl::Status DecodeStep::Finish(ActiveItem& item) {
+absl::Status DecodeStep::Finish(int64_t index) {
+  ActiveItem& item = items_[index];
   item.sequence->CommitAppend(item.spec.num_tokens, item.slots);
   if (!item.plans()) return absl::OkStatus();
-  return RunPlan(cache_, *item.sequence, item.gains, exchange_->buffer());
+  return RunPlan(cache_, *item.sequence, exchange_->InputOf(index, item));
 }
 
 absl::Status DecodeStep::Undo(ActiveItem& item) {

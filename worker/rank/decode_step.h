@@ -71,8 +71,9 @@ class DecodeStep {
   absl::Status RunLayers();
   absl::Status RunLayer(int layer);
   absl::Status AppendKv(int layer);
+  absl::Status ObserveQueries(int layer);
   absl::Status Attend(int layer);
-  absl::Status Finish(ActiveItem& item);
+  absl::Status Finish(int64_t index);
   absl::Status Undo(ActiveItem& item);
   void UndoAll(const absl::Status& reason);
   void GiveUpExcess();

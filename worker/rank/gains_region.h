@@ -30,10 +30,14 @@ struct GainsRegion {
   }
 };
 
-// Every softmax sums to 1, so the reduced gains of a row must sum to (its query
-// heads) x (queries). FAILED_PRECONDITION naming layer, got and wanted: the
-// contribution of some rank is missing or wrong. `buffer` is the reduced one.
+// Every softmax sums to 1, so the gains of a row must sum to (its query heads) x
+// (queries), together with what recall's picks received (`recalled`,
+// [num_layers][rows]; empty: no recall). FAILED_PRECONDITION naming layer, got and
+// wanted: some contribution is missing or wrong. Rows that are reduced are checked
+// after the reduce, where every rank sees the same; a rank's own rows before it,
+// so that it can tell the others.
 absl::Status CheckMass(const KvShape& shape, Scope scope, const GainsRegion& region,
-                       int64_t queries, int first_layer, std::span<const int64_t> buffer);
+                       int64_t queries, int first_layer, std::span<const int64_t> buffer,
+                       std::span<const int64_t> recalled = {});
 
 }  // namespace heavywater

@@ -1,6 +1,7 @@
 #include "worker/rank/host_pages.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "cache_service/base/status.h"
@@ -101,6 +102,8 @@ absl::Status HostPages::Prepare(int64_t begin, int64_t end) {
   const absl::Status status = Reserve(needed_pages);
   if (status.ok()) return status;
   if (absl::IsResourceExhausted(status) && on_host_full_ == OnHostFull::kStop) return status;
+  // The page might still come, too late for its first rows.
+  tier_->Skip(sequence_, known_pages, needed_pages - known_pages);
   backed_.resize(needed_pages, false);
   return absl::OkStatus();
 }
@@ -122,13 +125,36 @@ void HostPages::FillRows(int layer, int64_t begin, int64_t end, std::span<HostRo
   }
 }
 
+std::vector<const std::byte*> HostPages::PageTable(int layer, int64_t num_pages) const {
+  std::vector<const std::byte*> table(heads_.count * num_pages, nullptr);
+  if (role_ != Role::kWriter) return table;
+  const int64_t decided = std::min<int64_t>(num_pages, static_cast<int64_t>(backed_.size()));
+  for (int head = 0; head < heads_.count; ++head) {
+    for (int64_t page = 0; page < decided; ++page) {
+      if (!backed_[page]) continue;
+      table[head * num_pages + page] = tier_->Page(sequence_, layer, heads_.first + head, page);
+    }
+  }
+  return table;
+}
+
+int64_t HostPages::first_unbacked() const {
+  if (!readable()) return 0;
+  const auto first = std::find(backed_.begin(), backed_.end(), false);
+  if (first == backed_.end()) return std::numeric_limits<int64_t>::max();
+  return (first - backed_.begin()) * geometry_.page_tokens;
+}
+
 void HostPages::Publish(int64_t tokens) {
   if (role_ == Role::kWriter) tier_->Publish(sequence_, tokens);
 }
 
 std::vector<PositionRange> HostPages::Unbacked(int64_t tokens) const {
   std::vector<PositionRange> ranges;
-  if (role_ == Role::kNoTier) AddRange(0, tokens, ranges);
+  if (role_ == Role::kNoTier || is_lost()) {
+    AddRange(0, tokens, ranges);
+    return ranges;
+  }
   for (int64_t page = 0; page < static_cast<int64_t>(backed_.size()); ++page) {
     const int64_t begin = page * geometry_.page_tokens;
     if (!backed_[page]) AddRange(begin, std::min(begin + geometry_.page_tokens, tokens), ranges);
@@ -137,6 +163,7 @@ std::vector<PositionRange> HostPages::Unbacked(int64_t tokens) const {
 }
 
 int64_t HostPages::reserved_bytes() const {
+  if (is_lost()) return 0;
   const int64_t pages = std::count(backed_.begin(), backed_.end(), true);
   return pages * geometry_.num_layers * heads_.count * geometry_.page_bytes();
 }

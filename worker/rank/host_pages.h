@@ -41,11 +41,24 @@ class HostPages {
   // Host rows of positions [begin, end) of one layer: rows[i * num_kv_heads + h].
   void FillRows(int layer, int64_t begin, int64_t end, std::span<HostRow> rows) const;
 
+  // Whether what this rank has written can be read here. False once the tier has
+  // lost the sequence.
+  bool readable() const { return writes() && !is_lost(); }
+  // Pages [0, num_pages) of a layer, [heads][num_pages]; null without a copy.
+  std::vector<const std::byte*> PageTable(int layer, int64_t num_pages) const;
+  // The first position without a host row: 0 when nothing is readable, the
+  // largest number when all have one.
+  int64_t first_unbacked() const;
+
   // Every layer of positions below `tokens` is written.
   void Publish(int64_t tokens);
 
-  // Of positions [0, tokens): those without a host row.
+  // Of positions [0, tokens): those without a host row; all of them once the tier
+  // has lost the sequence.
   std::vector<PositionRange> Unbacked(int64_t tokens) const;
+  // What the registry may take for stored on this rank's word, of `tokens` seen:
+  // nothing where it writes pages, since the page store knows what has arrived.
+  int64_t Watermark(int64_t tokens) const { return writes() ? 0 : tokens; }
   int64_t reserved_bytes() const;
 
  private:
@@ -53,6 +66,7 @@ class HostPages {
 
   absl::Status ReservePrompt(int64_t prompt_tokens);
   absl::Status Reserve(int64_t end_page);
+  bool is_lost() const { return writes() && tier_->IsLost(sequence_); }
   void Close();
 
   Role role_ = Role::kNoTier;

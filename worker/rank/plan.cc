@@ -4,26 +4,19 @@
 
 #include "cache_service/base/status.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/rank/decay.h"
+#include "worker/rank/promotion.h"
+#include "worker/rank/sequence_cache.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
 namespace {
 
-// By multiplication alone, so that every machine gets the same bits.
-double Power(double base, int64_t exponent) {
-  double result = 1;
-  for (; exponent > 0; exponent /= 2, base *= base) {
-    if (exponent % 2 == 1) result *= base;
-  }
-  return result;
-}
-
-absl::Status AddGains(RankCache& cache, SequenceCache& sequence, const GainsRegion& region,
-                      DeviceSpan<int64_t> buffer) {
-  const double decay = Power(sequence.options().policy.decay, sequence.queries_since_plan());
-  for (int layer = 0; layer < region.num_layers; ++layer) {
-    HW_RETURN_IF_ERROR(cache.backend().AddScores(sequence.View(layer), region.Own(buffer, layer),
-                                                 decay, cache.stream()));
+absl::Status AddGains(RankCache& cache, SequenceCache& sequence, const PlanInput& input) {
+  const double decay = DecayPower(sequence.options().policy.decay, sequence.queries_since_plan());
+  for (int layer = 0; layer < input.gains.num_layers; ++layer) {
+    HW_RETURN_IF_ERROR(cache.backend().AddScores(
+        sequence.View(layer), input.gains.Own(input.buffer, layer), decay, cache.stream()));
   }
   return absl::OkStatus();
 }
@@ -73,13 +66,17 @@ absl::Status Evict(RankCache& cache, SequenceCache& sequence) {
 
 }  // namespace
 
-absl::Status RunPlan(RankCache& cache, SequenceCache& sequence, const GainsRegion& region,
-                     DeviceSpan<int64_t> buffer) {
-  if (sequence.budget().uses_scores) {
-    HW_RETURN_IF_ERROR(AddGains(cache, sequence, region, buffer));
+absl::Status RunPlan(RankCache& cache, SequenceCache& sequence, const PlanInput& input) {
+  const bool evicts = sequence.tokens_resident() > sequence.budget().budget_tokens;
+  SequenceRecall* recall = sequence.recall();
+  if (recall != nullptr) {
+    HW_RETURN_IF_ERROR(
+        recall->BeginPlan(sequence.queries_since_plan(), sequence.tokens_seen(), evicts));
   }
-  if (sequence.tokens_resident() > sequence.budget().budget_tokens) {
-    HW_RETURN_IF_ERROR(Evict(cache, sequence));
+  if (sequence.budget().uses_scores) HW_RETURN_IF_ERROR(AddGains(cache, sequence, input));
+  if (evicts) {
+    HW_RETURN_IF_ERROR(recall != nullptr ? EvictAndPromote(cache, sequence, input)
+                                         : Evict(cache, sequence));
   }
   return sequence.FinishPlan();
 }

@@ -33,7 +33,7 @@ struct PlanReport {
   // Sum over residents of a mix of (layer, KV head, position). Scope layer: the
   // same on every rank. Scope kv_head: ranks' sums add up to the group's.
   uint64_t hash = 0;
-  int64_t watermark = 0;                // positions below it are written to host pages or unbacked
+  int64_t watermark = 0;                // positions below it need no host page of this rank
   std::vector<PositionRange> unbacked;  // positions without a host row: dropped once evicted
   std::vector<ResidentSet> sets;        // by layer, then set; empty unless asked for
 };

@@ -1,11 +1,16 @@
 #include "worker/rank/prompt_layer.h"
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "worker/backend/pooling.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/rank/agreement.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
@@ -37,6 +42,9 @@ absl::Status PromptLayer::Allocate() {
   HW_ASSIGN_OR_RETURN(sums_, allocate(region_.end() * int64_t{sizeof(int64_t)}));
   HW_ASSIGN_OR_RETURN(votes_, allocate(own * int64_t{sizeof(int64_t)}));
   HW_ASSIGN_OR_RETURN(mask_, allocate(own));
+  HW_ASSIGN_OR_RETURN(
+      scratch_, memory.Allocate(MemoryKind::kScratch, cache_.backend().PromptScratchBytes(
+                                                          cache_.options().shape, num_tokens_)));
   return absl::OkStatus();
 }
 
@@ -90,36 +98,55 @@ absl::Status PromptLayer::AppendAndAttend(int layer, Position first, int64_t cou
   attend.score_from = static_cast<Position>(ScoreFrom());
   attend.queries = workspace.queries(count);
   attend.out = workspace.attention(count);
+  attend.scratch = scratch_.As<std::byte>();
   attend.scale = cache_.attention_scale();
-  return cache_.backend().AttendPrompt(shape, attend, cache_.stream());
+  HW_RETURN_IF_ERROR(cache_.backend().AttendPrompt(shape, attend, cache_.stream()));
+  SequenceRecall* recall = sequence_.recall();
+  if (recall == nullptr || first + count <= num_tokens_ - kSketchQueries) return absl::OkStatus();
+  return recall->Observe(layer, attend.queries, count, first);
 }
 
-absl::Status PromptLayer::CollectSums(std::span<const int64_t> agreement) {
-  HW_CHECK(static_cast<int64_t>(agreement.size()) == region_.begin);
-  Backend& backend = cache_.backend();
+bool PromptLayer::has_scores() const {
+  return sequence_.budget().prompt_scores != PromptScores::kNone;
+}
+
+absl::Status PromptLayer::CollectSums(int layer) {
   const DeviceSpan<int64_t> sums = sums_.As<int64_t>();
-  HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(sums), cache_.stream()));
-  HW_RETURN_IF_ERROR(backend.CopyToDevice(DeviceBytes(sums.Sub(0, region_.begin)),
-                                          std::as_bytes(agreement), cache_.stream()));
-  return backend.CollectGains(cache_.options().shape, View(num_tokens_), region_.Own(sums, 0),
-                              cache_.stream());
+  HW_RETURN_IF_ERROR(cache_.backend().Zero(DeviceBytes(sums), cache_.stream()));
+  HW_RETURN_IF_ERROR(cache_.backend().CollectGains(cache_.options().shape, View(num_tokens_),
+                                                   region_.Own(sums, 0), cache_.stream()));
+  if (region_.sets.reduced_sets > 0) return absl::OkStatus();
+  const absl::Status sums_status = CheckSums(layer);
+  if (sums_status.ok()) return sums_status;
+  return Annotate(sums_status, absl::StrCat("rank ", cache_.options().rank));
+}
+
+absl::Status PromptLayer::WriteAgreement(std::span<const int64_t> entries) {
+  HW_CHECK(static_cast<int64_t>(entries.size()) == region_.begin);
+  return cache_.backend().CopyToDevice(DeviceBytes(sums_.As<int64_t>(0, region_.begin)),
+                                       std::as_bytes(entries), cache_.stream());
 }
 
 DeviceSpan<int64_t> PromptLayer::reduce_buffer() const {
-  const bool has_scores = sequence_.budget().prompt_scores != PromptScores::kNone;
-  const bool reduced = has_scores && region_.sets.reduced_sets > 0;
+  const bool reduced = has_scores() && region_.sets.reduced_sets > 0;
   return sums_.As<int64_t>(0, reduced ? region_.end() : region_.begin);
 }
 
-absl::StatusOr<std::vector<int64_t>> PromptLayer::ReadSums() const {
-  std::vector<int64_t> sums(region_.end());
-  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(
-      std::as_writable_bytes(std::span(sums)), DeviceBytes(sums_.As<int64_t>()), cache_.stream()));
-  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
-  return sums;
+absl::StatusOr<std::vector<int64_t>> PromptLayer::ReadSums(int64_t count) const {
+  return ToHost(sums_.As<int64_t>(0, count));
 }
 
-absl::Status PromptLayer::CheckSums(int layer, std::span<const int64_t> sums) const {
+absl::StatusOr<std::vector<int64_t>> PromptLayer::ReadAgreement() const {
+  return ReadSums(region_.begin);
+}
+
+absl::Status PromptLayer::CheckReducedSums(int layer) const {
+  return region_.sets.reduced_sets > 0 ? CheckSums(layer) : absl::OkStatus();
+}
+
+absl::Status PromptLayer::CheckSums(int layer) const {
+  if (!has_scores()) return absl::OkStatus();
+  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> sums, ReadSums(region_.end()));
   return CheckMass(cache_.options().shape, sequence_.options().policy.scope, region_,
                    num_tokens_ - ScoreFrom(), layer, sums);
 }
@@ -182,12 +209,53 @@ absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept() {
   return kept;
 }
 
+absl::StatusOr<std::vector<int64_t>> PromptLayer::ToHost(DeviceSpan<const int64_t> from) const {
+  std::vector<int64_t> to(from.size());
+  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(std::as_writable_bytes(std::span(to)),
+                                                 DeviceBytes(from), cache_.stream()));
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
+  return to;
+}
+
+// The pooled votes instead of the raw sums; the window's own columns have no votes
+// and keep their sums. The votes' memory is free by now.
+absl::StatusOr<DeviceSpan<const int64_t>> PromptLayer::PooledSeeds() {
+  const Budget& budget = sequence_.budget();
+  HW_ASSIGN_OR_RETURN(std::vector<int64_t> seeds, ToHost(region_.Own(sums_.As<int64_t>(), 0)));
+  const auto before = static_cast<size_t>(num_tokens_ - budget.window);
+  std::vector<int64_t> pooled(before);
+  for (int set = 0; set < region_.sets.own_sets; ++set) {
+    const std::span<int64_t> row = std::span(seeds).subspan(set * num_tokens_, before);
+    PoolRow(row, budget.pooling, budget.pool_kernel, pooled.data());
+    if (budget.pooling == Pooling::kAverage) {
+      for (int64_t& sum : pooled) sum = std::llrint(static_cast<double>(sum) / budget.pool_kernel);
+    }
+    std::copy(pooled.begin(), pooled.end(), row.begin());
+  }
+  const DeviceSpan<int64_t> votes = votes_.As<int64_t>();
+  HW_RETURN_IF_ERROR(cache_.backend().CopyToDevice(
+      DeviceBytes(votes), std::as_bytes(std::span(seeds)), cache_.stream()));
+  return DeviceSpan<const int64_t>(votes);
+}
+
+// What the kept positions' scores start from; empty for policies without scores.
+absl::StatusOr<DeviceSpan<const int64_t>> PromptLayer::Seeds() {
+  const Budget& budget = sequence_.budget();
+  if (budget.prompt_scores == PromptScores::kNone) return DeviceSpan<const int64_t>();
+  const bool pooled =
+      sequence_.options().policy.pooled_seeds && budget.prompt_scores == PromptScores::kWindow;
+  if (pooled) return PooledSeeds();
+  return DeviceSpan<const int64_t>(region_.Own(sums_.As<int64_t>(), 0));
+}
+
 absl::Status PromptLayer::Compress() {
   HW_ASSIGN_OR_RETURN(const std::vector<Position> kept, ChooseKept());
-  const bool has_scores = sequence_.budget().prompt_scores != PromptScores::kNone;
-  const DeviceSpan<const int64_t> seeds =
-      has_scores ? region_.Own(sums_.As<int64_t>(), 0) : DeviceSpan<int64_t>();
-  return sequence_.AddPromptLayer(View(num_tokens_), kept, seeds);
+  HW_ASSIGN_OR_RETURN(const DeviceSpan<const int64_t> seeds, Seeds());
+  std::vector<int64_t> demoted_scores;
+  if (sequence_.recall() != nullptr && !seeds.empty()) {
+    HW_ASSIGN_OR_RETURN(demoted_scores, ToHost(seeds));
+  }
+  return sequence_.AddPromptLayer(View(num_tokens_), kept, seeds, demoted_scores);
 }
 
 }  // namespace heavywater

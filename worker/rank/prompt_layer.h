@@ -29,14 +29,16 @@ class PromptLayer {
   // workspace's attention rows.
   absl::Status AppendAndAttend(int layer, Position first, int64_t count);
 
-  // After the last chunk: this rank's column sums into the reduce buffer, behind
-  // `agreement` (kPromptFields).
-  absl::Status CollectSums(std::span<const int64_t> agreement);
+  // After the last chunk: this rank's column sums into the reduce buffer. FAILED_
+  // PRECONDITION when they are this rank's alone (scope kv_head) and wrong.
+  absl::Status CollectSums(int layer);
+  // The ranks' agreement (kPromptFields), at the buffer's beginning.
+  absl::Status WriteAgreement(std::span<const int64_t> entries);
   DeviceSpan<int64_t> reduce_buffer() const;
-  // Host copy of all sums, the agreement's entries first.
-  absl::StatusOr<std::vector<int64_t>> ReadSums() const;
-  // FAILED_PRECONDITION when the sums are not those of every rank's queries.
-  absl::Status CheckSums(int layer, std::span<const int64_t> sums) const;
+  // After the reduce: the agreement's entries. FAILED_PRECONDITION when reduced
+  // sums are not those of every rank's queries.
+  absl::StatusOr<std::vector<int64_t>> ReadAgreement() const;
+  absl::Status CheckReducedSums(int layer) const;
 
   // Votes, selects, and moves the kept rows to the sequence's next layer.
   absl::Status Compress();
@@ -46,8 +48,14 @@ class PromptLayer {
   absl::Status Allocate();
   LayerView View(int64_t used) const;
   int64_t ScoreFrom() const;
+  bool has_scores() const;
+  absl::Status CheckSums(int layer) const;
+  absl::StatusOr<std::vector<int64_t>> ReadSums(int64_t count) const;
   absl::StatusOr<DeviceSpan<int64_t>> Ranking();
   absl::StatusOr<std::vector<Position>> ChooseKept();
+  absl::StatusOr<DeviceSpan<const int64_t>> Seeds();
+  absl::StatusOr<DeviceSpan<const int64_t>> PooledSeeds();
+  absl::StatusOr<std::vector<int64_t>> ToHost(DeviceSpan<const int64_t> from) const;
 
   RankCache& cache_;
   SequenceCache& sequence_;
@@ -56,7 +64,8 @@ class PromptLayer {
   LayerStorage kv_;     // slot == position
   DeviceBuffer sums_;   // the agreement, then the region
   DeviceBuffer votes_;  // [own_sets][num_tokens], what the choice ranks by
-  DeviceBuffer mask_;   // [own_sets][num_tokens]
+  DeviceBuffer mask_;
+  DeviceBuffer scratch_;  // [own_sets][num_tokens]
 };
 
 }  // namespace heavywater

@@ -101,11 +101,12 @@ absl::Status PromptPass::LayerBefore() {
 }
 
 absl::Status PromptPass::CollectSums() {
+  if (local_status_.ok()) local_status_ = whole_->CollectSums(static_cast<int>(layer_));
   Agreement agreement(cache_.options().rank, cache_.options().world_size, kPromptFields);
   agreement.Set(kStatus, static_cast<int64_t>(local_status_.code()));
   agreement.Set(kTokens, num_tokens());
   agreement.Set(kHash, static_cast<int64_t>(sequence_.hash().placement));
-  return whole_->CollectSums(agreement.entries());
+  return whole_->WriteAgreement(agreement.entries());
 }
 
 DeviceSpan<int64_t> PromptPass::reduce_buffer() {
@@ -113,23 +114,22 @@ DeviceSpan<int64_t> PromptPass::reduce_buffer() {
   return whole_->reduce_buffer();
 }
 
-absl::Status PromptPass::CheckAgreement(std::span<const int64_t> sums) {
+absl::Status PromptPass::CheckAgreement(std::span<const int64_t> entries) {
   Agreement agreement(cache_.options().rank, cache_.options().world_size, kPromptFields);
-  std::copy_n(sums.begin(), agreement.size(), agreement.entries().begin());
+  std::copy(entries.begin(), entries.end(), agreement.entries().begin());
   const std::string what = absl::StrCat("prompt of sequence ", sequence_id_, ": ");
   HW_RETURN_IF_ERROR(agreement.CheckEqual(kTokens, what + "number of tokens"));
   HW_RETURN_IF_ERROR(agreement.CheckStatus(kStatus, local_status_));
   HW_RETURN_IF_ERROR(
       agreement.CheckEqual(kHash, HashGroup(cache_.options(), sequence_.options().policy.scope),
                            what + "hash of the layers so far"));
-  if (sequence_.budget().prompt_scores == PromptScores::kNone) return absl::OkStatus();
-  return whole_->CheckSums(static_cast<int>(layer_), sums);
+  return whole_->CheckReducedSums(static_cast<int>(layer_));
 }
 
 absl::Status PromptPass::LayerAfter() {
   HW_CHECK(!done() && layer_complete());
-  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> sums, whole_->ReadSums());
-  if (absl::Status status = CheckAgreement(sums); !status.ok()) {
+  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> entries, whole_->ReadAgreement());
+  if (absl::Status status = CheckAgreement(entries); !status.ok()) {
     sequence_.Break(status);
     return status;
   }

@@ -71,7 +71,7 @@ class PromptPass {
   absl::Status Embed(Position first, int64_t count);
   absl::Status ChunkThroughLayer(Position first, int64_t count);
   absl::Status CollectSums();
-  absl::Status CheckAgreement(std::span<const int64_t> sums);
+  absl::Status CheckAgreement(std::span<const int64_t> entries);
   DeviceSpan<float> Hidden(int64_t first, int64_t count) const;
 
   RankCache& cache_;

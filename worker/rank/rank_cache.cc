@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "worker/rank/agreement.h"
+#include "worker/rank/recall_memory.h"
 #include "worker/rank/sequence_cache.h"
 #include "worker/rank/sequence_memory.h"
 #include "worker/rank/workspace.h"
@@ -76,6 +77,7 @@ RankCache::~RankCache() = default;
 absl::StatusOr<std::unique_ptr<RankCache>> RankCache::Create(const RankCacheOptions& options,
                                                              Backend& backend, HostTier* tier) {
   HW_RETURN_IF_ERROR(Check(options));
+  HW_RETURN_IF_ERROR(backend.CheckShape(options.shape));
   std::unique_ptr<RankCache> cache(new RankCache(options, backend, tier));
   HW_ASSIGN_OR_RETURN(cache->workspace_, Workspace::Create(options, cache->memory_));
   return cache;
@@ -85,6 +87,7 @@ absl::Status RankCache::Open(SequenceId sequence, const SequenceOptions& options
   if (sequences_.contains(sequence)) {
     return absl::AlreadyExistsError(absl::StrCat("sequence ", sequence, " is open"));
   }
+  HW_RETURN_IF_ERROR(CheckRecall(options_, options, tier_ != nullptr));
   HW_ASSIGN_OR_RETURN(const int64_t needed, DeviceBytesNeeded(options));
   if (needed > memory_.free_bytes()) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -115,8 +118,9 @@ absl::StatusOr<SequenceCache*> RankCache::Find(SequenceId sequence) const {
 
 absl::StatusOr<int64_t> RankCache::DeviceBytesNeeded(const SequenceOptions& options) const {
   HW_RETURN_IF_ERROR(CheckTokens(options));
-  HW_ASSIGN_OR_RETURN(const Budget budget, ResolveBudget(options.policy, options.prompt_tokens));
-  return BytesOf(options_, budget, options, SlotCapacity(options_, budget, options)).total();
+  HW_ASSIGN_OR_RETURN(const Budget budget, ResolveSequenceBudget(options_.shape, options));
+  return BytesOf(options_, backend_, budget, options, SlotCapacity(options_, budget, options))
+      .total();
 }
 
 int64_t RankCache::LongestPromptThatFits(const SequenceOptions& options) const {

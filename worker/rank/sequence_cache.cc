@@ -7,6 +7,7 @@
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/rank/recall_memory.h"
 
 namespace heavywater {
 
@@ -23,12 +24,17 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Create(
     const RankCacheOptions& options, SequenceId id, const SequenceOptions& sequence,
     DeviceMemory& memory, Stream& stream, HostTier* tier) {
   std::unique_ptr<SequenceCache> cache(new SequenceCache(options, id, sequence, memory, stream));
-  HW_ASSIGN_OR_RETURN(cache->budget_, ResolveBudget(sequence.policy, sequence.prompt_tokens));
+  HW_ASSIGN_OR_RETURN(cache->budget_, ResolveSequenceBudget(options.shape, sequence));
   cache->planned_capacity_ = SlotCapacity(options, cache->budget_, sequence);
-  const SequenceBytes bytes = BytesOf(options, cache->budget_, sequence, cache->planned_capacity_);
+  const SequenceBytes bytes =
+      BytesOf(options, memory.backend(), cache->budget_, sequence, cache->planned_capacity_);
   HW_ASSIGN_OR_RETURN(cache->reservation_,
                       memory.Reserve(bytes.total(), absl::StrCat("sequence ", id)));
   HW_ASSIGN_OR_RETURN(cache->host_pages_, HostPages::Open(options, tier, id, sequence));
+  if (sequence.policy.recall.enabled) {
+    HW_ASSIGN_OR_RETURN(cache->recall_, SequenceRecall::Create(options, sequence, cache->budget_,
+                                                               memory, stream, cache->host_pages_));
+  }
   return cache;
 }
 
@@ -49,7 +55,8 @@ absl::Status SequenceCache::BeginPrompt() {
 }
 
 absl::Status SequenceCache::AddPromptLayer(const LayerView& whole, std::span<const Position> kept,
-                                           DeviceSpan<const int64_t> seeds) {
+                                           DeviceSpan<const int64_t> seeds,
+                                           std::span<const int64_t> demoted_scores) {
   const int64_t kept_per_set = static_cast<int64_t>(kept.size()) / sets_.own_sets;
   const int64_t page = rank_.shape.page_tokens;
   const int64_t capacity =
@@ -63,8 +70,10 @@ absl::Status SequenceCache::AddPromptLayer(const LayerView& whole, std::span<con
     layer.table(set).Assign(kept.subspan(set * kept_per_set, kept_per_set));
   }
   layers_.push_back(std::move(layer));
-  AddLayerHash(static_cast<int>(layers_.size()) - 1);
-  return absl::OkStatus();
+  const int index = static_cast<int>(layers_.size()) - 1;
+  AddLayerHash(index);
+  if (recall_ == nullptr) return absl::OkStatus();
+  return recall_->AddPromptLayer(index, kept, demoted_scores);
 }
 
 void SequenceCache::FinishPrompt() {
@@ -112,6 +121,7 @@ void SequenceCache::CommitAppend(int64_t num_tokens, std::span<const int32_t> sl
   }
   tokens_seen_ += num_tokens;
   queries_since_plan_ += num_tokens;
+  if (recall_ != nullptr) recall_->CommitStep();
   host_pages_.Publish(tokens_seen_);
 }
 
@@ -132,6 +142,7 @@ absl::Status SequenceCache::UndoAppend(int64_t num_tokens, int64_t used_before,
     HW_RETURN_IF_ERROR(memory_.backend().Zero(DeviceBytes(View(layer).gains), stream_));
   }
   queries_since_plan_ = 0;
+  if (recall_ != nullptr) recall_->UndoStep();
   return used() <= planned_capacity_ ? ShrinkToPlannedCapacity() : absl::OkStatus();
 }
 
@@ -148,7 +159,36 @@ absl::Status SequenceCache::ReleaseVictims(int layer, int set, std::span<const u
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<int64_t>> SequenceCache::ReadScores(int layer) const {
+  const LayerView view = View(layer);
+  std::vector<int64_t> scores(view.scores.size());
+  HW_RETURN_IF_ERROR(memory_.backend().CopyToHost(std::as_writable_bytes(std::span(scores)),
+                                                  DeviceBytes(view.scores), stream_));
+  HW_RETURN_IF_ERROR(memory_.backend().Synchronize(stream_));
+  return scores;
+}
+
+absl::Status SequenceCache::Promote(int layer, int set, std::span<const Position> positions,
+                                    std::span<const int64_t> scores) {
+  if (positions.empty()) return absl::OkStatus();
+  std::vector<int32_t> slots;
+  layers_[layer].table(set).Place(positions, slots);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    AddResident(layer, ModelHead(set) + 1, slots[i], positions[i], hash_);
+  }
+  const PromoteParams params{.set = set,
+                             .slots = slots,
+                             .positions = positions,
+                             .scores = scores,
+                             .host = recall_->HostTable(layer)};
+  HW_RETURN_IF_ERROR(memory_.backend().PromoteSlots(rank_.shape, View(layer), params, stream_));
+  recall_->Promote(layer, set, positions);
+  return absl::OkStatus();
+}
+
 absl::Status SequenceCache::FinishPlan() {
+  if (recall_ != nullptr) HW_RETURN_IF_ERROR(recall_->FinishPlan(tokens_seen_));
+  NoteBytes(0);
   ++plans_;
   queries_since_plan_ = 0;
   return ShrinkToPlannedCapacity();
@@ -160,7 +200,7 @@ absl::Status SequenceCache::EnsureCapacity(int64_t slots) {
   const int64_t capacity = budget_.bounded_decode ? slots : (slots + page - 1) / page * page;
   const int64_t layer_bytes = DeviceLayerBytes(rank_.shape, sets_.own_sets, capacity).total();
   if (capacity > planned_capacity_) {
-    const SequenceBytes bytes = BytesOf(rank_, budget_, options_, capacity);
+    const SequenceBytes bytes = BytesOf(rank_, memory_.backend(), budget_, options_, capacity);
     HW_RETURN_IF_ERROR(reservation_.Extend(
         std::max(reservation_.bytes(), bytes.steady() + layer_bytes),
         absl::StrCat("an append that needs ", slots, " slots until the next plan")));
@@ -185,7 +225,7 @@ absl::Status SequenceCache::ShrinkToPlannedCapacity() {
 }
 
 int64_t SequenceCache::planned_bytes() const {
-  return BytesOf(rank_, budget_, options_, planned_capacity_).steady();
+  return BytesOf(rank_, memory_.backend(), budget_, options_, planned_capacity_).steady();
 }
 
 bool SequenceCache::has_excess_reservation() const {
@@ -197,6 +237,7 @@ void SequenceCache::GiveUpExcessReservation() { reservation_.Resize(planned_byte
 int64_t SequenceCache::device_bytes() const {
   int64_t bytes = 0;
   for (const LayerStorage& layer : layers_) bytes += layer.bytes();
+  if (recall_ != nullptr) bytes += recall_->device_bytes();
   return bytes;
 }
 

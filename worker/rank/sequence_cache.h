@@ -17,6 +17,7 @@
 #include "worker/rank/rank_cache.h"
 #include "worker/rank/sequence_memory.h"
 #include "worker/rank/sequence_options.h"
+#include "worker/rank/sequence_recall.h"
 
 namespace heavywater {
 
@@ -36,7 +37,9 @@ class SequenceCache {
   const Budget& budget() const { return budget_; }
   const SetLayout& sets() const { return sets_; }
   HostPages& host_pages() { return host_pages_; }
-  const PlanHash& hash() const { return hash_; }  // of the residents now
+  const HostPages& host_pages() const { return host_pages_; }
+  SequenceRecall* recall() { return recall_.get(); }  // null: off
+  const PlanHash& hash() const { return hash_; }      // of the residents now
   int64_t tokens_seen() const { return tokens_seen_; }
   int64_t used() const { return layers_[0].used(); }
   int64_t capacity() const { return layers_[0].capacity(); }
@@ -51,8 +54,10 @@ class SequenceCache {
   // FAILED_PRECONDITION when a prompt has begun already.
   absl::Status BeginPrompt();
   // The prompt: layers in order, each from its whole KV (GatherSlots's arguments).
+  // `demoted_scores`: the seeds once more, in host memory, for recall's ledger.
   absl::Status AddPromptLayer(const LayerView& whole, std::span<const Position> kept,
-                              DeviceSpan<const int64_t> seeds);
+                              DeviceSpan<const int64_t> seeds,
+                              std::span<const int64_t> demoted_scores);
   // After the last layer: publishes the host pages, gives up the prompt's
   // reservation.
   void FinishPrompt();
@@ -75,6 +80,11 @@ class SequenceCache {
 
   // Frees the slots of one set that `kept` [used] does not mark.
   absl::Status ReleaseVictims(int layer, int set, std::span<const uint8_t> kept);
+  // Scores of the residents, [num_sets][capacity], in host memory.
+  absl::StatusOr<std::vector<int64_t>> ReadScores(int layer) const;
+  // Demoted positions get slots of one set again, with these scores.
+  absl::Status Promote(int layer, int set, std::span<const Position> positions,
+                       std::span<const int64_t> scores);
   // After every set has released its victims.
   absl::Status FinishPlan();
 
@@ -113,6 +123,7 @@ class SequenceCache {
   int64_t planned_capacity_ = 0;
   DeviceMemory::Reservation reservation_;
   HostPages host_pages_;
+  std::unique_ptr<SequenceRecall> recall_;
   std::vector<LayerStorage> layers_;
   bool prompt_begun_ = false;
   bool prompt_done_ = false;

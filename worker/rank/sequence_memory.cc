@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "worker/cache/kv_layout.h"
+#include "worker/rank/recall_memory.h"
 
 namespace heavywater {
 namespace {
@@ -13,21 +14,24 @@ int64_t AgreementBytes(const RankCacheOptions& options, int64_t num_fields) {
   return num_fields * options.world_size * int64_t{sizeof(int64_t)};
 }
 
-int64_t StepBytes(const RankCacheOptions& options, const Budget& budget, const SetLayout& sets,
-                  int64_t capacity) {
+int64_t StepBytes(const RankCacheOptions& options, const Backend& backend, const Budget& budget,
+                  const SetLayout& sets, int64_t capacity) {
   const int64_t logits = int64_t{options.vocab_size} * int64_t{sizeof(float)};
-  const int64_t always = logits + AgreementBytes(options, kItemFields);
+  const int64_t scratch = backend.AttendScratchBytes(options.shape, capacity);
+  const int64_t always = logits + AgreementBytes(options, kItemFields) + scratch;
   if (!budget.bounded_decode) return always;
   const int64_t slots = options.shape.num_layers * capacity;
   return always + slots * sets.rows() * int64_t{sizeof(int64_t)} + slots * sets.own_sets;
 }
 
-int64_t PromptBytes(const RankCacheOptions& options, const SetLayout& sets, int64_t prompt_tokens) {
+int64_t PromptBytes(const RankCacheOptions& options, const Backend& backend, const SetLayout& sets,
+                    int64_t prompt_tokens) {
   const int64_t whole = DeviceLayerBytes(options.shape, sets.own_sets, prompt_tokens).total();
   const int64_t sums = prompt_tokens * sets.rows() * int64_t{sizeof(int64_t)};
   const int64_t votes = prompt_tokens * sets.own_sets * int64_t{sizeof(int64_t)};
   const int64_t mask = prompt_tokens * sets.own_sets;
-  return whole + sums + votes + mask + AgreementBytes(options, kPromptFields);
+  const int64_t scratch = backend.PromptScratchBytes(options.shape, prompt_tokens);
+  return whole + sums + votes + mask + scratch + AgreementBytes(options, kPromptFields);
 }
 
 }  // namespace
@@ -58,14 +62,17 @@ int64_t SlotCapacity(const RankCacheOptions& options, const Budget& budget,
   return std::min(budget.budget_tokens + sequence.policy.plan_interval_steps, all);
 }
 
-SequenceBytes BytesOf(const RankCacheOptions& options, const Budget& budget,
+SequenceBytes BytesOf(const RankCacheOptions& options, const Backend& backend, const Budget& budget,
                       const SequenceOptions& sequence, int64_t capacity) {
   const SetLayout sets = SetLayoutOf(options, sequence.policy.scope);
   const int64_t layer = DeviceLayerBytes(options.shape, sets.own_sets, capacity).total();
+  const int64_t region =
+      RecallRegionOf(options, budget, sequence.policy, 0).size() * int64_t{sizeof(int64_t)};
   return {.layers = layer * options.shape.num_layers,
           .growth = budget.bounded_decode ? 0 : layer,
-          .step = StepBytes(options, budget, sets, capacity),
-          .prompt = PromptBytes(options, sets, sequence.prompt_tokens)};
+          .step = StepBytes(options, backend, budget, sets, capacity) + region,
+          .prompt = PromptBytes(options, backend, sets, sequence.prompt_tokens),
+          .recall = RecallBytesOf(options, budget, sequence, capacity).total()};
 }
 
 }  // namespace heavywater

@@ -33,18 +33,20 @@ int64_t PromptKept(const Budget& budget, int64_t prompt_tokens);
 struct SequenceBytes {
   int64_t layers = 0;  // slots, scores and tables of all layers
   int64_t growth = 0;  // unbounded policies: a layer's new slots while the old are copied
-  int64_t step = 0;    // its part of a step's reduce buffer, masks and logits
-  int64_t prompt = 0;  // until the prompt's end: one layer's whole KV, votes and masks
+  int64_t step = 0;    // its part of a step's reduce buffer, masks, logits and scratch
+  int64_t prompt = 0;  // until the prompt's end: one layer's whole KV, votes, masks, scratch
 
-  int64_t steady() const { return layers + growth + step; }
+  int64_t recall = 0;  // sketches and what goes with them
+
+  int64_t steady() const { return layers + growth + step + recall; }
   int64_t total() const { return steady() + prompt; }
 };
-SequenceBytes BytesOf(const RankCacheOptions& options, const Budget& budget,
+SequenceBytes BytesOf(const RankCacheOptions& options, const Backend& backend, const Budget& budget,
                       const SequenceOptions& sequence, int64_t capacity);
 
 // Fields that an item has in a step's agreement, and those of the step itself.
 inline constexpr int kStepFields = 2;
-inline constexpr int kItemFields = 4;
+inline constexpr int kItemFields = 6;
 inline constexpr int kPromptFields = 3;
 
 }  // namespace heavywater

@@ -23,6 +23,15 @@ int64_t CountMissing(const SlotTable& table, std::span<const PositionRange> rang
   return missing;
 }
 
+void AddRecallStats(const RecallStats& recall, SequenceStats& stats) {
+  stats.recall_queries = recall.queries;
+  stats.recall_reads = recall.reads;
+  stats.recall_reads_max = recall.reads_max;
+  stats.promoted = recall.promoted;
+  stats.mass_missing = recall.mass_missing;
+  stats.sketch_bytes = recall.sketch_bytes;
+}
+
 }  // namespace
 
 int SequenceCache::ModelHead(int set) const {
@@ -60,6 +69,7 @@ SequenceStats SequenceCache::Stats() const {
   stats.peak_device_bytes = peak_bytes_;
   stats.peak_device_bytes_after_prompt = peak_bytes_after_prompt_;
   stats.host_bytes = host_pages_.reserved_bytes();
+  if (recall_ != nullptr) AddRecallStats(recall_->stats(), stats);
   if (!prompt_done_) return stats;
   const std::vector<PositionRange> unbacked = host_pages_.Unbacked(tokens_seen_);
   for (const PositionRange& range : unbacked) stats.tokens_unbacked += range.end - range.begin;
@@ -93,7 +103,7 @@ absl::StatusOr<PlanReport> SequenceCache::Report(bool with_sets) const {
   report.tokens_seen = tokens_seen_;
   report.tokens_resident = tokens_resident();
   report.hash = hash_.positions;
-  report.watermark = tokens_seen_;
+  report.watermark = host_pages_.Watermark(tokens_seen_);
   report.unbacked = host_pages_.Unbacked(tokens_seen_);
   if (!with_sets) return report;
 

@@ -6,13 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/rank/recall_memory.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
 namespace {
 
-enum StepField : int64_t { kStep, kLength };                // kStepFields
-enum ItemField : int64_t { kStatus, kSeen, kUsed, kHash };  // kItemFields
+enum StepField : int64_t { kStep, kLength };                                   // kStepFields
+enum ItemField : int64_t { kStatus, kRan, kSeen, kUsed, kHash, kPromotable };  // kItemFields
 
 int64_t FieldOf(int64_t item, ItemField field) { return kStepFields + item * kItemFields + field; }
 
@@ -39,8 +40,11 @@ void StepExchange::Layout(uint64_t step, std::span<ActiveItem> items) {
                     .begin = size_,
                     .num_layers = options.shape.num_layers,
                     .used = item.sequence->used_after(item.spec.num_tokens)};
-      size_ = item.gains.end();
-      largest_size_ += item.gains.size() / item.gains.used * item.sequence->capacity();
+      item.recall = RecallRegionOf(options, item.sequence->budget(),
+                                   item.sequence->options().policy, item.gains.end());
+      size_ = item.recall.end();
+      largest_size_ +=
+          item.gains.size() / item.gains.used * item.sequence->capacity() + item.recall.size();
     }
     if (reduced) reduced_size_ = size_;
   }
@@ -51,38 +55,98 @@ void StepExchange::SetAgreement(std::span<const ActiveItem> items) {
   agreement_.Set(kLength, reduced_size_);
   for (int64_t i = 0; i < static_cast<int64_t>(items.size()); ++i) {
     agreement_.Set(FieldOf(i, kStatus), static_cast<int64_t>(items[i].status.code()));
+    agreement_.Set(FieldOf(i, kRan), items[i].ran() ? 1 : 0);
     const SequenceCache* sequence = items[i].sequence;
     if (sequence == nullptr) continue;
     agreement_.Set(FieldOf(i, kSeen), sequence->tokens_seen());
     agreement_.Set(FieldOf(i, kUsed), sequence->used());
     agreement_.Set(FieldOf(i, kHash), static_cast<int64_t>(sequence->hash().placement));
+    agreement_.Set(FieldOf(i, kPromotable), items[i].sequence->host_pages().first_unbacked());
   }
 }
 
-absl::Status StepExchange::Fill(std::span<const ActiveItem> items) {
+absl::Status StepExchange::Fill(std::span<ActiveItem> items) {
   Backend& backend = cache_.backend();
-  Stream& stream = cache_.stream();
   HW_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> memory, cache_.workspace().Gains(largest_size_));
   buffer_ = memory.Sub(0, size_);
-  HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(buffer_), stream));
+  sums_.resize(size_);
+  HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(buffer_), cache_.stream()));
+  HW_RETURN_IF_ERROR(CollectGains(items));
+  HW_RETURN_IF_ERROR(CheckOwnRegions(items));
   SetAgreement(items);
-  HW_RETURN_IF_ERROR(backend.CopyToDevice(DeviceBytes(buffer_.Sub(0, agreement_.size())),
-                                          std::as_bytes(agreement_.entries()), stream));
+  return backend.CopyToDevice(DeviceBytes(buffer_.Sub(0, agreement_.size())),
+                              std::as_bytes(agreement_.entries()), cache_.stream());
+}
+
+absl::Status StepExchange::CollectGains(std::span<const ActiveItem> items) {
   for (const ActiveItem& item : items) {
-    if (!item.status.ok() || !item.reduces()) continue;
+    if (!item.status.ok() || !item.has_gains()) continue;
     for (int layer = 0; layer < item.gains.num_layers; ++layer) {
-      HW_RETURN_IF_ERROR(backend.CollectGains(cache_.options().shape, item.sequence->View(layer),
-                                              item.gains.Own(buffer_, layer), stream));
+      HW_RETURN_IF_ERROR(
+          cache_.backend().CollectGains(cache_.options().shape, item.sequence->View(layer),
+                                        item.gains.Own(buffer_, layer), cache_.stream()));
     }
+    if (item.recall.size() > 0) HW_RETURN_IF_ERROR(FillRecall(item));
   }
   return absl::OkStatus();
 }
 
+absl::Status StepExchange::FillRecall(const ActiveItem& item) {
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));  // picks' gains are there
+  RecallRegion region = item.recall;
+  region.begin = 0;
+  std::vector<int64_t> entries(region.size());
+  item.sequence->recall()->FillRegion(region, entries);
+  return cache_.backend().CopyToDevice(
+      DeviceBytes(buffer_.Sub(item.recall.begin, item.recall.size())),
+      std::as_bytes(std::span(entries)), cache_.stream());
+}
+
+std::vector<int64_t> StepExchange::RecalledMass(const ActiveItem& item) const {
+  std::vector<int64_t> mass;
+  for (int layer = 0; layer < item.recall.num_layers; ++layer) {
+    for (int row = 0; row < item.recall.rows; ++row) {
+      mass.push_back(sums_[item.recall.Mass(layer, row)]);
+    }
+  }
+  return mass;
+}
+
+PlanInput StepExchange::InputOf(int64_t index, const ActiveItem& item) const {
+  PlanInput input{.gains = item.gains, .recall = item.recall, .buffer = buffer_, .sums = sums_};
+  input.promotable_end = agreement_.Get(FieldOf(index, kPromotable), 0);
+  for (int rank = 1; rank < cache_.options().world_size; ++rank) {
+    input.promotable_end =
+        std::min(input.promotable_end, agreement_.Get(FieldOf(index, kPromotable), rank));
+  }
+  return input;
+}
+
+absl::Status StepExchange::CheckOwnRegions(std::span<ActiveItem> items) {
+  if (size_ > reduced_size_) HW_RETURN_IF_ERROR(CopyToHost(reduced_size_, size_));
+  for (ActiveItem& item : items) {
+    if (!item.status.ok() || !item.has_gains() || item.reduces_gains()) continue;
+    const absl::Status mass = CheckMassOf(item);
+    if (!mass.ok()) item.status = Annotate(mass, absl::StrCat("rank ", cache_.options().rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepExchange::CheckMassOf(const ActiveItem& item) const {
+  return CheckMass(cache_.options().shape, item.sequence->options().policy.scope, item.gains,
+                   item.sequence->queries_since_plan() + item.spec.num_tokens,
+                   /*first_layer=*/0, sums_, RecalledMass(item));
+}
+
+absl::Status StepExchange::CopyToHost(int64_t begin, int64_t end) {
+  const std::span<int64_t> to = std::span(sums_).subspan(begin, end - begin);
+  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(
+      std::as_writable_bytes(to), DeviceBytes(buffer_.Sub(begin, end - begin)), cache_.stream()));
+  return cache_.backend().Synchronize(cache_.stream());
+}
+
 absl::Status StepExchange::Read() {
-  sums_.resize(size_);
-  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(std::as_writable_bytes(std::span(sums_)),
-                                                 DeviceBytes(buffer_), cache_.stream()));
-  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
+  HW_RETURN_IF_ERROR(CopyToHost(0, reduced_size_));
   std::copy_n(sums_.begin(), agreement_.size(), agreement_.entries().begin());
   HW_RETURN_IF_ERROR(agreement_.CheckEqual(kStep, "step number"));
   return agreement_.CheckEqual(kLength,
@@ -90,7 +154,7 @@ absl::Status StepExchange::Read() {
 }
 
 bool StepExchange::RanAnywhere(int64_t index) const {
-  return agreement_.AnyOk(FieldOf(index, kStatus));
+  return agreement_.AnySet(FieldOf(index, kRan));
 }
 
 absl::Status StepExchange::CheckItem(int64_t index, const ActiveItem& item) const {
@@ -103,10 +167,8 @@ absl::Status StepExchange::CheckItem(int64_t index, const ActiveItem& item) cons
   HW_RETURN_IF_ERROR(agreement_.CheckEqual(FieldOf(index, kUsed), name + ": slots in use"));
   HW_RETURN_IF_ERROR(
       agreement_.CheckEqual(FieldOf(index, kHash), group, name + ": hash of the previous plan"));
-  if (!item.reduces()) return absl::OkStatus();
-  const int64_t queries = item.sequence->queries_since_plan() + item.spec.num_tokens;
-  const absl::Status mass =
-      CheckMass(cache_.options().shape, scope, item.gains, queries, /*first_layer=*/0, sums_);
+  if (!item.reduces_gains()) return absl::OkStatus();
+  const absl::Status mass = CheckMassOf(item);
   return mass.ok() ? mass : Annotate(mass, name);
 }
 

@@ -10,7 +10,9 @@
 #include "worker/rank/agreement.h"
 #include "worker/rank/decode_step.h"
 #include "worker/rank/gains_region.h"
+#include "worker/rank/plan.h"
 #include "worker/rank/rank_cache.h"
+#include "worker/rank/recall_region.h"
 #include "worker/rank/sequence_cache.h"
 
 namespace heavywater {
@@ -23,13 +25,16 @@ struct ActiveItem {
   int64_t first_row = 0;              // in the step's rows
   int64_t used_before = 0;
   std::vector<int32_t> slots;  // [num_layers][num_sets][num_tokens], as far as taken
-  GainsRegion gains;           // of size 0 when it reduces none
+  GainsRegion gains;           // of size 0 without scores to add
+  RecallRegion recall;         // of size 0 without recall
   int64_t first_logits_row = 0;
 
   bool plans() const {
     return spec.plan_due && sequence != nullptr && sequence->budget().bounded_decode;
   }
-  bool reduces() const { return gains.size() > 0; }
+  bool has_gains() const { return gains.size() > 0; }
+  bool reduces_gains() const { return has_gains() && gains.sets.reduced_sets > 0; }
+  bool ran() const { return !slots.empty(); }  // on this rank
   int64_t logits_rows() const { return spec.all_logits ? spec.num_tokens : 1; }
 };
 
@@ -42,8 +47,9 @@ class StepExchange {
 
   // Before slots are taken: sets every item's region.
   void Layout(uint64_t step, std::span<ActiveItem> items);
-  // After the last layer: this rank's part of the buffer.
-  absl::Status Fill(std::span<const ActiveItem> items);
+  // After the last layer: this rank's part of the buffer. An item whose gains of
+  // this rank alone are wrong gets that status.
+  absl::Status Fill(std::span<ActiveItem> items);
   DeviceSpan<int64_t> reduce_buffer() const { return buffer_.Sub(0, reduced_size_); }
 
   // After the reduce. FAILED_PRECONDITION naming both values when ranks are not in
@@ -54,10 +60,17 @@ class StepExchange {
   absl::Status CheckItem(int64_t index, const ActiveItem& item) const;
   // Whether any rank has appended and attended.
   bool RanAnywhere(int64_t index) const;
-  DeviceSpan<int64_t> buffer() const { return buffer_; }
+  // What the item's plan follows from.
+  PlanInput InputOf(int64_t index, const ActiveItem& item) const;
 
  private:
+  absl::Status CollectGains(std::span<const ActiveItem> items);
+  absl::Status CheckOwnRegions(std::span<ActiveItem> items);
+  absl::Status CopyToHost(int64_t begin, int64_t end);  // of the buffer, to sums_
   void SetAgreement(std::span<const ActiveItem> items);
+  absl::Status FillRecall(const ActiveItem& item);
+  std::vector<int64_t> RecalledMass(const ActiveItem& item) const;
+  absl::Status CheckMassOf(const ActiveItem& item) const;
 
   RankCache& cache_;
   uint64_t step_ = 0;
@@ -66,7 +79,7 @@ class StepExchange {
   int64_t reduced_size_ = 0;
   int64_t largest_size_ = 0;  // with every slot in use: the buffer need not grow until then
   DeviceSpan<int64_t> buffer_;
-  std::vector<int64_t> sums_;  // its host copy after the reduce
+  std::vector<int64_t> sums_;  // its host copy
 };
 
 }  // namespace heavywater

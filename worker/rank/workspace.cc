@@ -69,23 +69,33 @@ DeviceSpan<float> Workspace::keys(int64_t rows) const { return Rows(keys_, rows,
 DeviceSpan<float> Workspace::values(int64_t rows) const { return Rows(values_, rows, kv_width()); }
 
 template <typename T>
-absl::StatusOr<DeviceSpan<T>> Workspace::Ensure(DeviceBuffer& buffer, int64_t count) {
+absl::StatusOr<DeviceSpan<T>> Workspace::Ensure(MemoryKind kind, DeviceBuffer& buffer,
+                                                int64_t count) {
   const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
   if (buffer.bytes() < bytes) {
     buffer = DeviceBuffer();  // first, so that old and new never count together
-    HW_ASSIGN_OR_RETURN(buffer, memory_.Allocate(MemoryKind::kWorkspace, bytes));
+    HW_ASSIGN_OR_RETURN(buffer, memory_.Allocate(kind, bytes));
   }
   return buffer.As<T>(0, count);
 }
 
 absl::StatusOr<DeviceSpan<int64_t>> Workspace::Gains(int64_t count) {
-  return Ensure<int64_t>(gains_, count);
+  return Ensure<int64_t>(MemoryKind::kWorkspace, gains_, count);
 }
 absl::StatusOr<DeviceSpan<uint8_t>> Workspace::Masks(int64_t count) {
-  return Ensure<uint8_t>(masks_, count);
+  return Ensure<uint8_t>(MemoryKind::kWorkspace, masks_, count);
+}
+absl::StatusOr<DeviceSpan<std::byte>> Workspace::Scratch(int64_t bytes) {
+  return Ensure<std::byte>(MemoryKind::kScratch, scratch_, bytes);
+}
+absl::StatusOr<DeviceSpan<Position>> Workspace::CandidatePositions(int64_t count) {
+  return Ensure<Position>(MemoryKind::kWorkspace, candidate_positions_, count);
+}
+absl::StatusOr<DeviceSpan<int64_t>> Workspace::CandidateScores(int64_t count) {
+  return Ensure<int64_t>(MemoryKind::kWorkspace, candidate_scores_, count);
 }
 absl::StatusOr<DeviceSpan<float>> Workspace::Logits(int64_t rows) {
-  return Ensure<float>(logits_, rows * options_.vocab_size);
+  return Ensure<float>(MemoryKind::kWorkspace, logits_, rows * options_.vocab_size);
 }
 
 absl::Status Workspace::ReserveExtraLogits(int64_t rows) {
@@ -97,6 +107,9 @@ absl::Status Workspace::ReserveExtraLogits(int64_t rows) {
 void Workspace::TrimGains() {
   gains_ = DeviceBuffer();
   masks_ = DeviceBuffer();
+  candidate_positions_ = DeviceBuffer();
+  candidate_scores_ = DeviceBuffer();
+  scratch_ = DeviceBuffer();
 }
 
 void Workspace::Trim() {

@@ -1,6 +1,7 @@
 // Device rows that steps and chunks of prompts work in. One at a time uses them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -30,7 +31,10 @@ class Workspace {
   // valid until the next call of the same function or Trim().
   absl::StatusOr<DeviceSpan<int64_t>> Gains(int64_t count);
   absl::StatusOr<DeviceSpan<uint8_t>> Masks(int64_t count);
-  absl::StatusOr<DeviceSpan<float>> Logits(int64_t rows);  // [rows][vocab_size]
+  absl::StatusOr<DeviceSpan<Position>> CandidatePositions(int64_t count);
+  absl::StatusOr<DeviceSpan<int64_t>> CandidateScores(int64_t count);
+  absl::StatusOr<DeviceSpan<std::byte>> Scratch(int64_t bytes);  // of Backend::Attend()
+  absl::StatusOr<DeviceSpan<float>> Logits(int64_t rows);        // [rows][vocab_size]
   // Logits rows beyond one for each sequence. RESOURCE_EXHAUSTED.
   absl::Status ReserveExtraLogits(int64_t rows);
 
@@ -44,7 +48,7 @@ class Workspace {
       : options_(options), memory_(memory) {}
   absl::Status AllocateRows();
   template <typename T>
-  absl::StatusOr<DeviceSpan<T>> Ensure(DeviceBuffer& buffer, int64_t count);
+  absl::StatusOr<DeviceSpan<T>> Ensure(MemoryKind kind, DeviceBuffer& buffer, int64_t count);
   DeviceSpan<float> Rows(const DeviceBuffer& buffer, int64_t rows, int64_t width) const;
   int64_t query_width() const;
   int64_t kv_width() const;
@@ -61,6 +65,9 @@ class Workspace {
   DeviceBuffer attention_;
   DeviceBuffer gains_;
   DeviceBuffer masks_;
+  DeviceBuffer candidate_positions_;
+  DeviceBuffer candidate_scores_;
+  DeviceBuffer scratch_;
   DeviceBuffer logits_;
 };
 

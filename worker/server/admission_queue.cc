@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cache_service/base/shortage.h"
 #include "cache_service/base/status.h"
 
 namespace heavywater {
@@ -10,8 +11,12 @@ namespace heavywater {
 absl::Status AdmissionQueue::Room() const {
   if (!closed_.ok()) return closed_;
   if (waiting_.size() < max_queued_) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat(waiting_.size(), " requests wait already, max_queued is ", max_queued_));
+  return ExhaustedError(
+      absl::StrCat(waiting_.size(), " requests wait already, max_queued is ", max_queued_),
+      {.subject = "max_queued",
+       .need = 1,
+       .limit = static_cast<int64_t>(max_queued_),
+       .retry_after = absl::Seconds(1)});
 }
 
 absl::Status AdmissionQueue::CheckRoom() const {

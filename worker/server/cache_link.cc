@@ -2,6 +2,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -117,16 +119,28 @@ absl::Status CacheLink::Heartbeat() {
   v1::HeartbeatRequest request;
   request.set_group(options_.group);
   request.set_rank(options_.rank);
+  // Before the request can reach the service, so that the lease that it renews
+  // there ends later than what is counted from here.
+  const absl::Time sent = clock().Now();
   {
     MutexLock lock(&mutex_);
     request.set_epoch(epoch_);
-    for (const auto& [sequence, count] : sequences_) request.add_sequence_ids(sequence);
+    for (const auto& [sequence, listed] : sequences_) request.add_sequence_ids(sequence);
   }
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kHeartbeatTimeout));
   v1::HeartbeatResponse response;
   const absl::Status status = FromGrpcStatus(stub_->Heartbeat(&context, request, &response));
   Note(status);
+  // FAILED_PRECONDITION: ranks have disagreed about a plan; all leases are renewed
+  // nevertheless.
+  if (status.ok() || absl::IsFailedPrecondition(status)) {
+    const std::set<SequenceId> unknown(response.unknown_sequence_ids().begin(),
+                                       response.unknown_sequence_ids().end());
+    for (SequenceId sequence : request.sequence_ids()) {
+      if (!unknown.contains(sequence)) NoteRenewed(sequence, sent);
+    }
+  }
   MutexLock lock(&listener_mutex_);
   for (SequenceId sequence : response.unknown_sequence_ids()) {
     if (on_unknown_) on_unknown_(sequence);
@@ -169,15 +183,34 @@ void CacheLink::Note(const absl::Status& status) {
   up_ = !ServiceIsAway(status);
 }
 
-void CacheLink::AddSequence(SequenceId sequence) {
+void CacheLink::AddSequence(SequenceId sequence, absl::Time renewed) {
   MutexLock lock(&mutex_);
-  ++sequences_[sequence];
+  Listed& listed = sequences_[sequence];
+  ++listed.count;
+  listed.renewed = std::max(listed.renewed, renewed);
 }
 
 void CacheLink::RemoveSequence(SequenceId sequence) {
   MutexLock lock(&mutex_);
   const auto found = sequences_.find(sequence);
-  if (found != sequences_.end() && --found->second == 0) sequences_.erase(found);
+  if (found != sequences_.end() && --found->second.count == 0) sequences_.erase(found);
+}
+
+void CacheLink::ForgetSequence(SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  sequences_.erase(sequence);
+}
+
+absl::Time CacheLink::RenewedAt(SequenceId sequence) const {
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(sequence);
+  return found == sequences_.end() ? absl::InfinitePast() : found->second.renewed;
+}
+
+void CacheLink::NoteRenewed(SequenceId sequence, absl::Time sent) {
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(sequence);
+  if (found != sequences_.end()) found->second.renewed = std::max(found->second.renewed, sent);
 }
 
 void CacheLink::SetListener(std::function<void(SequenceId)> on_unknown) {

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cache_service/base/clock.h"
 #include "cache_service/base/ids.h"
 #include "cache_service/base/mutex.h"
 #include "heavywater/v1/common.pb.h"
@@ -35,6 +36,7 @@ struct CacheLinkOptions {
   v1::Fingerprint fingerprint = {};
   std::string config_digest = {};  // hash and text of what must be equal on all ranks
   absl::Duration join_timeout = absl::Seconds(30);  // of one try
+  Clock* clock = &Clock::Real();                    // that leases are measured with
 };
 
 // Thread safe.
@@ -62,8 +64,19 @@ class CacheLink {
 
   // Sequences that heartbeats list: their leases are renewed, and the service
   // knows that this rank may still write their pages. Added as often as removed.
-  void AddSequence(SequenceId sequence);
+  // `renewed`: when the call that gave it its lease was sent, if this rank sent it.
+  void AddSequence(SequenceId sequence, absl::Time renewed = absl::InfinitePast());
   void RemoveSequence(SequenceId sequence);
+  // However often it was added: the service does not know it, and this rank has
+  // stopped writing to it.
+  void ForgetSequence(SequenceId sequence);
+
+  // When this rank SENT the last call by which the service renewed the lease of a
+  // listed sequence, as far as it was told: at the service the lease ends later
+  // than one lease after this. InfinitePast where there was none.
+  absl::Time RenewedAt(SequenceId sequence) const;
+  void NoteRenewed(SequenceId sequence, absl::Time sent);
+  Clock& clock() const { return *options_.clock; }
   // Called on the heartbeats' thread for listed sequences that the service does
   // not know any more. One listener, which RemoveListener() takes away.
   void SetListener(std::function<void(SequenceId)> on_unknown);
@@ -73,6 +86,11 @@ class CacheLink {
   absl::Status JoinOnce(absl::Duration timeout);
   void Run();
   absl::Status Heartbeat();
+
+  struct Listed {
+    int count = 0;  // how often added
+    absl::Time renewed = absl::InfinitePast();
+  };
 
   const CacheLinkOptions options_;
   const std::shared_ptr<grpc::Channel> channel_;
@@ -85,8 +103,8 @@ class CacheLink {
   std::vector<std::string> addresses_ ABSL_GUARDED_BY(mutex_);
   absl::Duration interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
   bool up_ ABSL_GUARDED_BY(mutex_) = false;
-  std::map<SequenceId, int> sequences_ ABSL_GUARDED_BY(mutex_);  // how often added
-  Mutex listener_mutex_;                                         // held during the call
+  std::map<SequenceId, Listed> sequences_ ABSL_GUARDED_BY(mutex_);
+  Mutex listener_mutex_;  // held during the call
   std::function<void(SequenceId)> on_unknown_ ABSL_GUARDED_BY(listener_mutex_);
 };
 

@@ -70,8 +70,8 @@ absl::StatusOr<CommandResult> CommandRunner::Open(const v1::OpenCommand& command
             {{"sequence", command.sequence_id()}, {"error", here.ToString()}});
   }
   CommandResult result;
-  HW_ASSIGN_OR_RETURN(result.status,
-                      AgreeOnStatus(here, cache_.backend(), communicator_, cache_.stream()));
+  HW_RETURN_IF_ERROR(
+      AgreeOnStatus(here, cache_.backend(), communicator_, cache_.stream(), result.status));
   if (result.status.ok() || !here.ok()) return result;
   prompts_.erase(command.sequence_id());
   reports_.Close(command.sequence_id());  // nothing was written: nobody need know
@@ -86,7 +86,8 @@ absl::Status CommandRunner::OpenCache(const v1::OpenCommand& command) {
   options.prompt_tokens = command.prompt_size();
   options.max_tokens = command.max_tokens();
   if (options_.tier == nullptr) return cache_.Open(command.sequence_id(), options);
-  options_.tier->Expect(command.sequence_id(), command.max_tokens());
+  options_.tier->Expect(command.sequence_id(), command.max_tokens(),
+                        absl::Milliseconds(command.lease_ms()));
   const absl::Status opened = cache_.Open(command.sequence_id(), options);
   if (!opened.ok()) options_.tier->Forget(command.sequence_id());
   return opened;

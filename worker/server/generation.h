@@ -7,6 +7,7 @@
 #include "cache_service/base/ids.h"
 #include "worker/server/generation_request.h"
 #include "worker/server/response_queue.h"
+#include "worker/server/sequence_client.h"
 
 namespace heavywater {
 
@@ -15,11 +16,12 @@ struct Generation {
   static constexpr size_t kMaxUnreadMessages = 256;
   static constexpr int64_t kMaxUnreadBytes = int64_t{16} << 20;
 
-  Generation(GenerationRequest request, SequenceId sequence)
-      : request(std::move(request)), sequence(sequence) {}
+  Generation(GenerationRequest request, const OpenedSequence& opened)
+      : request(std::move(request)), sequence(opened.id), lease(opened.lease) {}
 
   const GenerationRequest request;
   const SequenceId sequence;
+  const absl::Duration lease;  // as OpenedSequence says
   ResponseQueue responses{kMaxUnreadMessages, kMaxUnreadBytes};
 };
 

@@ -20,11 +20,11 @@ absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::Start(
 
 absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::OpenAndQueue(
     GenerationRequest request) {
-  HW_ASSIGN_OR_RETURN(const SequenceId sequence, sequences_.Open(request));
-  auto generation = std::make_shared<Generation>(std::move(request), sequence);
+  HW_ASSIGN_OR_RETURN(const OpenedSequence opened, sequences_.Open(request));
+  auto generation = std::make_shared<Generation>(std::move(request), opened);
   const absl::Status queued = queue_.Submit(generation);
   if (queued.ok()) return generation;
-  sequences_.Release(sequence, /*discard=*/true);
+  sequences_.Release(opened.id, /*discard=*/true);
   return queued;
 }
 

@@ -4,10 +4,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
+#include "worker/rank/recall_memory.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
 namespace {
+
+constexpr size_t kMaxNameBytes = 128;
 
 absl::Status CheckTokens(const char* field, const google::protobuf::RepeatedField<int32_t>& tokens,
                          int vocab_size) {
@@ -24,6 +27,22 @@ absl::StatusOr<std::vector<int32_t>> Tokenise(const char* field, const std::stri
   auto tokens = tokenizer.Encode(text, ControlTokens::kAsToken);
   if (tokens.ok()) return tokens;
   return absl::Status(tokens.status().code(), absl::StrCat(field, ": ", tokens.status().message()));
+}
+
+absl::Status CheckName(const char* field, const std::string& value) {
+  if (value.size() <= kMaxNameBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " has ", value.size(), " bytes, want ", kMaxNameBytes, " or fewer"));
+}
+
+absl::Status CheckNames(const v1::GenerateRequest& proto) {
+  HW_RETURN_IF_ERROR(CheckName("request_id", proto.request_id()));
+  HW_RETURN_IF_ERROR(CheckName("tenant", proto.tenant()));
+  // Refused anyway where it is none of the known ones, but the message would
+  // repeat it.
+  HW_RETURN_IF_ERROR(CheckName("policy.policy", proto.policy().policy()));
+  HW_RETURN_IF_ERROR(CheckName("policy.scope", proto.policy().scope()));
+  return CheckName("policy.pooling", proto.policy().pooling());
 }
 
 absl::StatusOr<std::vector<int32_t>> ParsePrompt(const v1::GenerateRequest& proto,
@@ -92,6 +111,7 @@ absl::Status CheckContext(const GenerationRequest& request, const GenerationLimi
 absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest& proto,
                                                        const GenerationLimits& limits) {
   GenerationRequest request;
+  HW_RETURN_IF_ERROR(CheckNames(proto));
   HW_ASSIGN_OR_RETURN(request.prompt, ParsePrompt(proto, limits));
   HW_ASSIGN_OR_RETURN(request.suffix, ParseSuffix(proto, limits));
   HW_ASSIGN_OR_RETURN(request.max_new_tokens, ParseNewTokens(proto, limits));
@@ -105,8 +125,7 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
                                 static_cast<int64_t>(request.suffix.size()) +
                                 request.max_new_tokens - 1;
   request.sequence.on_host_full = limits.on_host_full;
-  HW_ASSIGN_OR_RETURN(request.budget,
-                      ResolveBudget(request.sequence.policy, request.sequence.prompt_tokens));
+  HW_ASSIGN_OR_RETURN(request.budget, ResolveSequenceBudget(limits.shape, request.sequence));
   request.forced.assign(proto.forced_tokens().begin(), proto.forced_tokens().end());
   request.ignore_eos = proto.ignore_eos();
   request.return_logits = proto.return_logits();

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "heavywater/v1/generation.pb.h"
+#include "worker/cache/kv_layout.h"
 #include "worker/model/sampler.h"
 #include "worker/model/tokenizer.h"
 #include "worker/rank/sequence_options.h"
@@ -32,6 +33,7 @@ struct GenerationLimits {
   const Tokenizer& tokenizer;
   int64_t context_tokens = 0;
   int vocab_size = 0;
+  KvShape shape = {};  // of a rank: budgets by device_ratio follow from it
   OnHostFull on_host_full = OnHostFull::kStop;
   std::string default_policy = "snapkv_h2o";  // of requests that name none
 };

@@ -21,16 +21,19 @@ absl::StatusOr<std::vector<int64_t>> SumOverRanks(std::vector<int64_t> numbers, 
   return numbers;
 }
 
-absl::StatusOr<absl::Status> AgreeOnStatus(const absl::Status& status, Backend& backend,
-                                           Communicator& communicator, Stream& stream) {
+absl::Status AgreeOnStatus(const absl::Status& status, Backend& backend, Communicator& communicator,
+                           Stream& stream, absl::Status& agreed) {
   std::vector<int64_t> codes(static_cast<size_t>(communicator.size()), 0);
   codes[static_cast<size_t>(communicator.rank())] = static_cast<int64_t>(status.code());
   HW_ASSIGN_OR_RETURN(codes, SumOverRanks(std::move(codes), backend, communicator, stream));
+  agreed = absl::OkStatus();
   for (size_t rank = 0; rank < codes.size(); ++rank) {
     if (codes[rank] == 0) continue;
-    if (static_cast<int>(rank) == communicator.rank()) return status;
-    return absl::Status(static_cast<absl::StatusCode>(codes[rank]),
-                        absl::StrCat("rank ", rank, " failed; its log says why"));
+    const bool own = static_cast<int>(rank) == communicator.rank();
+    agreed = own ? status
+                 : absl::Status(static_cast<absl::StatusCode>(codes[rank]),
+                                absl::StrCat("rank ", rank, " failed; its log says why"));
+    break;
   }
   return absl::OkStatus();
 }

@@ -15,10 +15,10 @@ namespace heavywater {
 absl::StatusOr<std::vector<int64_t>> SumOverRanks(std::vector<int64_t> numbers, Backend& backend,
                                                   Communicator& communicator, Stream& stream);
 
-// A collective: OK when `status` is OK on every rank; else, on every rank, the
-// first failing rank's code (with the message where it is the own one). The
-// outer status is the collective's.
-absl::StatusOr<absl::Status> AgreeOnStatus(const absl::Status& status, Backend& backend,
-                                           Communicator& communicator, Stream& stream);
+// A collective, whose status it returns. `agreed`: OK when `status` is OK on every
+// rank; else, on every rank, the first failing rank's code (with the message where
+// it is the own one).
+absl::Status AgreeOnStatus(const absl::Status& status, Backend& backend, Communicator& communicator,
+                           Stream& stream, absl::Status& agreed);
 
 }  // namespace heavywater

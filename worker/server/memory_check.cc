@@ -1,6 +1,7 @@
 #include "worker/server/memory_check.h"
 
 #include "absl/strings/str_cat.h"
+#include "cache_service/base/shortage.h"
 #include "cache_service/base/status.h"
 
 namespace heavywater {
@@ -27,12 +28,17 @@ absl::Status MemoryCheck::Check(const SequenceOptions& options) const {
     const int64_t middle = fits + (too_long - fits) / 2;
     (Fits(options, middle) ? fits : too_long) = middle;
   }
-  return absl::ResourceExhaustedError(
+  // By itself already too large: waiting does not help.
+  return ExhaustedError(
       absl::StrCat("prompt of ", options.prompt_tokens, " tokens and ",
                    options.max_tokens - options.prompt_tokens, " after it need ", need,
                    " bytes of device memory on each rank; the limit, device_memory_bytes, is ",
                    limit_bytes_, " of which ", standing_bytes_,
-                   " are workspace; the longest prompt that fits has ", fits, " tokens"));
+                   " are workspace; the longest prompt that fits has ", fits, " tokens"),
+      {.subject = "device_memory_bytes",
+       .need = need,
+       .available = limit_bytes_ - standing_bytes_,
+       .limit = limit_bytes_});
 }
 
 }  // namespace heavywater

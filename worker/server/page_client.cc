@@ -52,9 +52,11 @@ absl::StatusOr<v1::ReserveResponse> PageClient::Reserve(SequenceId sequence, Hea
   grpc::ClientContext context;
   SetTimeout(context, kShortTimeout);
   v1::ReserveResponse response;
+  const absl::Time sent = link_.clock().Now();
   const absl::Status status = FromGrpcStatus(stub_->Reserve(&context, request, &response));
   link_.Note(status);
   HW_RETURN_IF_ERROR(status);
+  link_.NoteRenewed(sequence, sent);
   return response;
 }
 
@@ -100,6 +102,21 @@ absl::Status PageClient::Commit(SequenceId sequence, int64_t tokens) {
   SetTimeout(context, kShortTimeout);
   v1::CommitResponse response;
   const absl::Status status = FromGrpcStatus(stub_->Commit(&context, request, &response));
+  link_.Note(status);
+  return status;
+}
+
+absl::Status PageClient::Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) {
+  v1::AbortRequest request;
+  request.set_sequence_id(sequence);
+  request.set_epoch(link_.epoch());
+  request.set_rank(link_.options().rank);
+  request.set_first_page(first_page);
+  request.set_num_pages(num_pages);
+  grpc::ClientContext context;
+  SetTimeout(context, kShortTimeout);
+  v1::AbortResponse response;
+  const absl::Status status = FromGrpcStatus(stub_->Abort(&context, request, &response));
   link_.Note(status);
   return status;
 }

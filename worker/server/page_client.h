@@ -36,6 +36,8 @@ class PageClient {
   // Two-phase: nothing is readable before Commit().
   absl::Status Write(SequenceId sequence, int row_bytes, const std::vector<PageRows>& pages);
   absl::Status Commit(SequenceId sequence, int64_t tokens);
+  // This rank will never write the pages.
+  absl::Status Skip(SequenceId sequence, int64_t first_page, int64_t num_pages);
 
  private:
   CacheLink& link_;

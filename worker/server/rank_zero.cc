@@ -10,6 +10,7 @@ RankZero::RankZero(const v1::WorkerConfig& config, const ModelFacts& facts, OnHo
       engine_({.tokenizer = *facts.tokenizer,
                .context_tokens = facts.config.context_length,
                .vocab_size = facts.config.vocab_size,
+               .shape = worker.runner().cache().options().shape,
                .on_host_full = on_host_full,
                .default_policy = config.default_policy()},
               memory_, sequences_, queue_),

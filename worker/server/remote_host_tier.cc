@@ -26,9 +26,11 @@ RemoteHostTier::~RemoteHostTier() {
   thread_.join();
 }
 
-void RemoteHostTier::Expect(SequenceId sequence, int64_t max_tokens) {
+void RemoteHostTier::Expect(SequenceId sequence, int64_t max_tokens, absl::Duration lease) {
   MutexLock lock(&mutex_);
-  entries_[sequence].max_tokens = max_tokens;
+  Entry& entry = entries_[sequence];
+  entry.max_tokens = max_tokens;
+  entry.lease = lease;
 }
 
 void RemoteHostTier::Forget(SequenceId sequence) {
@@ -54,6 +56,7 @@ absl::Status RemoteHostTier::OpenSequence(SequenceId sequence, const PageGeometr
   }
   entry.sequence = std::make_unique<RemoteSequence>(sequence, geometry, heads, slab_);
   link_.AddSequence(sequence);
+  entry.listed = true;
   return absl::OkStatus();
 }
 
@@ -70,8 +73,6 @@ absl::Status RemoteHostTier::Reserve(SequenceId sequence, int64_t first_page, in
     return absl::UnavailableError(
         absl::StrCat("the cache service does not know sequence ", sequence, " any more"));
   }
-  // Pages that the rank leaves out after a refusal.
-  entry->sequence->SkipPages(first_page);
   const int64_t wanted_before = entry->wanted_pages;
   entry->wanted_pages = std::max(wanted_before, end_page);
   entry->refused = absl::OkStatus();
@@ -111,18 +112,42 @@ absl::Status RemoteHostTier::HoldLocally(Entry& entry, int64_t end_page) {
   return absl::OkStatus();
 }
 
+void RemoteHostTier::Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) {
+  MutexLock lock(&mutex_);
+  Entry* entry = FindOpen(sequence);
+  if (entry == nullptr) return;
+  entry->sequence->SkipPages(first_page, first_page + num_pages);
+  // The service hears of it before the watermark passes the pages.
+  entry->next_try = absl::InfinitePast();
+  work_.SignalAll();
+}
+
+bool RemoteHostTier::IsLost(SequenceId sequence) const {
+  MutexLock lock(&mutex_);
+  const auto found = entries_.find(sequence);
+  return found != entries_.end() && found->second.orphan;
+}
+
 std::byte* RemoteHostTier::Page(SequenceId sequence, int layer, int kv_head, int64_t page) {
   MutexLock lock(&mutex_);
   Entry* entry = FindOpen(sequence);
   // The place of an orphan in the slab may belong to somebody else by now.
-  if (entry == nullptr || entry->orphan) return nullptr;
-  return entry->sequence->Page(layer, kv_head, page);
+  if (entry == nullptr || MayNotWrite(*entry)) return nullptr;
+  std::byte* const memory = entry->sequence->Page(layer, kv_head, page);
+  entry->writing = entry->writing || memory != nullptr;
+  return memory;
 }
 
 void RemoteHostTier::Publish(SequenceId sequence, int64_t tokens) {
   MutexLock lock(&mutex_);
   Entry* entry = FindOpen(sequence);
   if (entry == nullptr) return;
+  entry->writing = false;
+  // The watermark lies in the slab, too.
+  if (MayNotWrite(*entry)) {
+    StopListing(*entry);
+    return;
+  }
   entry->sequence->Publish(tokens);
   if (HasWork(*entry)) work_.SignalAll();
 }
@@ -132,6 +157,8 @@ void RemoteHostTier::CloseSequence(SequenceId sequence) {
   Entry* entry = FindOpen(sequence);
   if (entry == nullptr) return;
   entry->closed = absl::Now();
+  entry->writing = false;
+  if (entry->orphan) StopListing(*entry);
   work_.SignalAll();
 }
 
@@ -151,7 +178,8 @@ int64_t RemoteHostTier::reserved_bytes() const {
   MutexLock lock(&mutex_);
   int64_t bytes = 0;
   for (const auto& [id, entry] : entries_) {
-    if (entry.sequence != nullptr) bytes += entry.sequence->reserved_bytes();
+    if (entry.sequence == nullptr || entry.orphan) continue;
+    bytes += entry.sequence->reserved_bytes();
   }
   return bytes;
 }

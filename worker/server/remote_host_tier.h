@@ -42,15 +42,18 @@ class RemoteHostTier final : public HostTier {
   RemoteHostTier(CacheLink& link, RemoteHostTierOptions options);
   ~RemoteHostTier() override;
 
-  // Before OpenSequence(): pages are reserved ahead up to so many tokens. For a
-  // sequence that was not opened after all, Forget().
-  void Expect(SequenceId sequence, int64_t max_tokens);
+  // Before OpenSequence(): pages are reserved ahead up to so many tokens; `lease`
+  // is the sequence's at the service. For a sequence that was not opened after
+  // all, Forget().
+  void Expect(SequenceId sequence, int64_t max_tokens, absl::Duration lease);
   void Forget(SequenceId sequence);
   absl::Status OpenSequence(SequenceId sequence, const PageGeometry& geometry,
                             HeadRange heads) override;
   absl::Status Reserve(SequenceId sequence, int64_t first_page, int64_t num_pages) override;
+  void Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) override;
   std::byte* Page(SequenceId sequence, int layer, int kv_head, int64_t page) override;
   void Publish(SequenceId sequence, int64_t tokens) override;
+  bool IsLost(SequenceId sequence) const override;
   void CloseSequence(SequenceId sequence) override;
   int64_t reserved_bytes() const override;
 
@@ -67,9 +70,14 @@ class RemoteHostTier final : public HostTier {
   struct Entry {
     std::unique_ptr<RemoteSequence> sequence;  // null before OpenSequence()
     int64_t max_tokens = 0;
+    absl::Duration lease;                        // none: nothing may be written to the slab
     int64_t wanted_pages = 0;                    // asked for by the rank
     absl::Status refused;                        // why the wanted pages did not come
-    bool orphan = false;                         // the service does not know it any more
+    bool orphan = false;                         // its pages are not ours to write any more
+    bool listed = false;                         // in heartbeats
+    bool unknown = false;                        // to the service
+    bool writing = false;                        // the step has rows in the slab to write
+    bool copying = false;                        // the sync thread likewise
     absl::Time next_try = absl::InfinitePast();  // after a failure
     absl::Time closed = absl::InfiniteFuture();
     std::function<void()> when_written;
@@ -81,6 +89,9 @@ class RemoteHostTier final : public HostTier {
   // The step's side.
   Entry* FindOpen(SequenceId sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WaitForPages(Entry& entry, int64_t end_page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsFenced(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // True when the pages may not be written: makes a fenced entry an orphan.
+  bool MayNotWrite(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HoldLocally(Entry& entry, int64_t end_page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The sync thread's (remote_host_tier_sync.cc). Entries that it works on
@@ -101,6 +112,8 @@ class RemoteHostTier final : public HostTier {
   bool HasEnded(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteUnknown(SequenceId sequence);
   void MakeOrphan(Entry& entry, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of an orphan, as soon as no write to its pages is under way.
+  void StopListing(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   CacheLink& link_;
   PageClient client_;

@@ -71,8 +71,8 @@ void RemoteHostTier::AttachAgain() {
   for (auto& [id, entry] : entries_) {
     if (entry.sequence == nullptr || entry.sequence->slab() == nullptr) continue;
     // Its pages lie in a slab that nobody reads any more.
-    if (entry.sequence->num_pages() > 0) MakeOrphan(entry, "its slab is gone");
-    if (entry.sequence->num_pages() == 0) entry.sequence->set_slab(slab);
+    if (entry.sequence->granted_pages() > 0) MakeOrphan(entry, "its slab is gone");
+    if (entry.sequence->granted_pages() == 0) entry.sequence->set_slab(slab);
   }
   slab_ = std::move(slab);
   slab_nonce_ = attached->slab_nonce();
@@ -130,10 +130,21 @@ absl::Status RemoteHostTier::GrantUpTo(Entry& entry, int64_t end_page) {
   while (true) {
     const RemoteSequence::PageSpan span = sequence.NextGrant(end_page);
     if (span.count == 0) return absl::OkStatus();
+    if (span.skipped) {
+      mutex_.Unlock();
+      const absl::Status skipped = client_.Skip(sequence.id(), span.first, span.count);
+      mutex_.Lock();
+      HW_RETURN_IF_ERROR(skipped);
+      sequence.AddSkip(span);
+      continue;
+    }
     mutex_.Unlock();
     const auto granted = client_.Reserve(sequence.id(), sequence.heads(), span.first, span.count);
     mutex_.Lock();
     HW_RETURN_IF_ERROR(granted.status());
+    // A restarted service's places lie in a slab that is not mapped yet: asked for
+    // again once it is.
+    if (link_.epoch() != attached_epoch_) return absl::OkStatus();
     const std::vector<int64_t> offsets(granted->offsets().begin(), granted->offsets().end());
     HW_RETURN_IF_ERROR(sequence.AddGrant(span, offsets, granted->watermark_offset()));
     changed_.SignalAll();
@@ -147,6 +158,8 @@ void RemoteHostTier::Push(Entry& entry) {
       std::min(sequence.CommitEnd(), begin + kPushPages * sequence.geometry().page_tokens);
   const LocalRows local = sequence.RowsToMove(begin, end);
   const bool streams = sequence.slab() == nullptr;
+  if (MayNotWrite(entry)) return;
+  entry.copying = true;
   mutex_.Unlock();
   absl::Status status;
   if (streams) {
@@ -156,7 +169,10 @@ void RemoteHostTier::Push(Entry& entry) {
     local.CopyToSlab();
   }
   mutex_.Lock();
-  if (status.ok()) {
+  entry.copying = false;
+  if (MayNotWrite(entry)) {
+    StopListing(entry);
+  } else if (status.ok()) {
     sequence.Committed(end);
   } else {
     NoteFailure(entry, status);
@@ -176,17 +192,31 @@ void RemoteHostTier::NoteFailure(Entry& entry, const absl::Status& status) {
 void RemoteHostTier::NoteUnknown(SequenceId sequence) {
   MutexLock lock(&mutex_);
   const auto found = entries_.find(sequence);
-  if (found == entries_.end() || found->second.sequence == nullptr) return;
-  MakeOrphan(found->second, "the service has ended it");
+  if (found == entries_.end() || found->second.sequence == nullptr) {
+    link_.ForgetSequence(sequence);  // nobody here writes to it
+    return;
+  }
+  Entry& entry = found->second;
+  entry.unknown = true;
+  MakeOrphan(entry, "the service has ended it");
+  StopListing(entry);
 }
 
-// No longer listed, its pages may be given to others.
 void RemoteHostTier::MakeOrphan(Entry& entry, const std::string& why) {
   if (entry.orphan) return;
   entry.orphan = true;
-  link_.RemoveSequence(entry.sequence->id());
+  StopListing(entry);
   LogWarn("pages of a sequence are no longer kept",
           {{"sequence", entry.sequence->id()}, {"reason", why}});
+}
+
+// Left out of a heartbeat, its pages may be given to others: not while the step
+// or this thread still writes to addresses that it got before.
+void RemoteHostTier::StopListing(Entry& entry) {
+  if (!entry.orphan || entry.writing || entry.copying) return;
+  if (entry.unknown) link_.ForgetSequence(entry.sequence->id());
+  if (entry.listed && !entry.unknown) link_.RemoveSequence(entry.sequence->id());
+  entry.listed = false;
 }
 
 bool RemoteHostTier::HasEnded(const Entry& entry) const {
@@ -203,7 +233,7 @@ std::vector<std::function<void()>> RemoteHostTier::EraseEnded() {
       ++entry;
       continue;
     }
-    if (!entry->second.orphan) link_.RemoveSequence(entry->first);
+    if (entry->second.listed) link_.RemoveSequence(entry->first);
     if (entry->second.when_written) written.push_back(std::move(entry->second.when_written));
     entry = entries_.erase(entry);
   }

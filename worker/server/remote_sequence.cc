@@ -19,7 +19,9 @@ int64_t RemoteSequence::page_row_bytes() const {
 }
 
 int64_t RemoteSequence::ungranted_bytes() const {
-  return std::max<int64_t>(0, num_pages() - granted_pages_) * page_row_bytes();
+  int64_t pages = 0;
+  for (int64_t page = granted_pages_; page < num_pages(); ++page) pages += is_skipped(page) ? 0 : 1;
+  return pages * page_row_bytes();
 }
 
 std::byte* RemoteSequence::Page(int layer, int kv_head, int64_t page) const {
@@ -42,21 +44,28 @@ void RemoteSequence::AddLocalPages(int64_t end_page) {
   }
 }
 
-void RemoteSequence::SkipPages(int64_t end_page) {
+void RemoteSequence::SkipPages(int64_t first_page, int64_t end_page) {
+  HW_CHECK(first_page * geometry_.page_tokens >= published_);
+  first_page = std::min(first_page, num_pages());
+  // Those that have come meanwhile are given back.
+  for (int64_t page = first_page; page < std::min(end_page, num_pages()); ++page) {
+    if (is_skipped(page)) continue;
+    PageRow& row = pages_[static_cast<size_t>(page)];
+    if (row.local != nullptr) --local_pages_;
+    row = PageRow();
+    ++skipped_pages_;
+  }
   while (num_pages() < end_page) {
     pages_.emplace_back();
     ++skipped_pages_;
   }
+  granted_pages_ = std::min(granted_pages_, first_page);
 }
 
 RemoteSequence::PageSpan RemoteSequence::NextGrant(int64_t end_page) const {
-  const auto skipped = [&](int64_t page) {
-    return page < num_pages() && pages_[static_cast<size_t>(page)].memory.empty();
-  };
-  PageSpan span{granted_pages_, 0};
-  while (span.first < end_page && skipped(span.first)) ++span.first;
+  PageSpan span{granted_pages_, 0, is_skipped(granted_pages_)};
   int64_t end = span.first;
-  while (end < end_page && !skipped(end)) ++end;
+  while (end < end_page && is_skipped(end) == span.skipped) ++end;
   span.count = end - span.first;
   return span;
 }
@@ -66,7 +75,7 @@ absl::Status RemoteSequence::AddGrant(PageSpan span, std::span<const int64_t> of
   const int64_t end = span.first + span.count;
   if (slab_ == nullptr) {
     AddLocalPages(end);
-    granted_pages_ = end;
+    NoteGranted(span);
     return absl::OkStatus();
   }
   const size_t rows = static_cast<size_t>(geometry_.num_layers) * heads_.count;
@@ -86,9 +95,23 @@ absl::Status RemoteSequence::AddGrant(PageSpan span, std::span<const int64_t> of
   for (int64_t i = 0; i < span.count; ++i) {
     PlacePage(span.first + i, std::move(addresses[static_cast<size_t>(i)]));
   }
-  granted_pages_ = end;
+  NoteGranted(span);
   watermark_ = watermark;
   return absl::OkStatus();
+}
+
+// Up to the first page that has been skipped while the grant was on its way: the
+// service must hear of that one, and gives those after it again.
+void RemoteSequence::NoteGranted(PageSpan span) {
+  const int64_t end = span.first + span.count;
+  if (span.first > granted_pages_) return;
+  while (granted_pages_ < end && !is_skipped(granted_pages_)) ++granted_pages_;
+}
+
+void RemoteSequence::AddSkip(PageSpan span) {
+  if (span.first <= granted_pages_) {
+    granted_pages_ = std::max(granted_pages_, span.first + span.count);
+  }
 }
 
 // Offsets come as [layer][head][page].
@@ -109,10 +132,10 @@ absl::Status RemoteSequence::SlabAddresses(std::span<const int64_t> offsets, int
 }
 
 void RemoteSequence::PlacePage(int64_t page, std::vector<std::byte*> addresses) {
-  if (page < num_pages()) {
-    pages_[static_cast<size_t>(page)].target = std::move(addresses);
-  } else {
+  if (page >= num_pages()) {
     pages_.push_back({.memory = std::move(addresses), .target = {}, .local = nullptr});
+  } else if (PageRow& row = pages_[static_cast<size_t>(page)]; row.local != nullptr) {
+    row.target = std::move(addresses);
   }
 }
 
@@ -123,9 +146,7 @@ void RemoteSequence::Publish(int64_t tokens) {
 }
 
 int64_t RemoteSequence::CommitEnd() const {
-  int64_t pages = granted_pages_;
-  while (pages < num_pages() && pages_[static_cast<size_t>(pages)].memory.empty()) ++pages;
-  return std::max(committed_, std::min(published_, pages * geometry_.page_tokens));
+  return std::max(committed_, std::min(published_, granted_pages_ * geometry_.page_tokens));
 }
 
 LocalRows RemoteSequence::RowsToMove(int64_t begin, int64_t end) const {

@@ -39,11 +39,11 @@ class RemoteSequence {
   const PageGeometry& geometry() const { return geometry_; }
   HeadRange heads() const { return heads_; }
   const std::shared_ptr<SlabView>& slab() const { return slab_; }
-  // Only while it has no pages yet.
+  // Only while no page has been granted.
   void set_slab(std::shared_ptr<SlabView> slab) { slab_ = std::move(slab); }
 
-  // Pages [0, num_pages()) have memory (or are skipped); [0, granted_pages())
-  // have a place at the service, too.
+  // Pages [0, num_pages()) have memory (or are skipped); of [0, granted_pages())
+  // the service knows, too: they have a place there (or are skipped).
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
   int64_t granted_pages() const { return granted_pages_; }
   bool has_local_pages() const { return local_pages_ > 0; }
@@ -55,18 +55,24 @@ class RemoteSequence {
 
   // Memory of this process for pages up to `end_page`.
   void AddLocalPages(int64_t end_page);
-  // Pages up to `end_page` that have no memory never get any.
-  void SkipPages(int64_t end_page);
+  // Pages [first_page, end_page) never get memory, nor do pages before them that
+  // have none; they lie above what is published.
+  void SkipPages(int64_t first_page, int64_t end_page);
 
-  // The next pages to ask the service for, up to `end_page`.
+  // The next pages to ask the service for, up to `end_page`; or to give up there.
   struct PageSpan {
     int64_t first = 0;
     int64_t count = 0;
+    bool skipped = false;
   };
   PageSpan NextGrant(int64_t end_page) const;
   // The service's answer: pages without memory get the slab's (or local memory,
-  // to be streamed). DATA_LOSS naming an offset outside of the slab.
+  // to be streamed); not those that have been skipped since they were asked for.
+  // DATA_LOSS naming an offset outside of the slab.
   absl::Status AddGrant(PageSpan span, std::span<const int64_t> offsets, int64_t watermark_offset);
+  // The service knows that the pages will not be written: its readers find no
+  // page there, so that the watermark may pass them.
+  void AddSkip(PageSpan span);
 
   // Published by the rank; committed at the service.
   int64_t published() const { return published_; }
@@ -90,7 +96,11 @@ class RemoteSequence {
   }
   absl::Status SlabAddresses(std::span<const int64_t> offsets, int64_t page, int64_t num_pages,
                              std::vector<std::byte*>& addresses) const;
+  void NoteGranted(PageSpan span);
   void PlacePage(int64_t page, std::vector<std::byte*> addresses);
+  bool is_skipped(int64_t page) const {
+    return page < num_pages() && pages_[static_cast<size_t>(page)].memory.empty();
+  }
 
   const SequenceId id_;
   const PageGeometry geometry_;

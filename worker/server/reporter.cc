@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "cache_service/base/status.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
 #include "worker/server/backoff.h"
+#include "worker/server/split_report.h"
 
 namespace heavywater {
 namespace {
@@ -100,7 +102,7 @@ absl::Status Reporter::SendSome() {
     batch = queue_.Peek(kMaxBatchBytes);
   }
   if (batch.empty()) return absl::OkStatus();
-  const absl::Status status = Send(batch);
+  const absl::Status status = SendBatch(batch);
   if (!status.ok() && !IsRefused(status)) return status;
   if (!status.ok() && batch.size() > 1) {
     SendOneByOne(batch);
@@ -124,6 +126,15 @@ void Reporter::SendOneByOne(const std::vector<v1::PlanReport>& reports) {
     queue_.Pop(1, /*dropped=*/!status.ok());
     changed_.SignalAll();
   }
+}
+
+// Replays are ignored by the service: after a failure all parts come again.
+absl::Status Reporter::SendBatch(const std::vector<v1::PlanReport>& reports) {
+  if (reports.size() > 1) return Send(reports);
+  for (const v1::PlanReport& part : SplitReport(reports[0], kMaxBatchBytes)) {
+    HW_RETURN_IF_ERROR(Send({part}));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Reporter::Send(const std::vector<v1::PlanReport>& reports) {

@@ -40,6 +40,8 @@ class Reporter {
   void Run();
   // Sends the oldest reports; OK when there were none.
   absl::Status SendSome();
+  // In parts where a single report exceeds a message.
+  absl::Status SendBatch(const std::vector<v1::PlanReport>& reports);
   absl::Status Send(const std::vector<v1::PlanReport>& reports);
   void SendOneByOne(const std::vector<v1::PlanReport>& reports);
 

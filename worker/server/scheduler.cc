@@ -111,6 +111,7 @@ absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
   *open.mutable_policy() = PolicyToProto(request.sequence.policy);
   open.set_max_tokens(request.sequence.max_tokens);
   open.mutable_prompt()->Assign(request.prompt.begin(), request.prompt.end());
+  open.set_lease_ms(absl::ToInt64Milliseconds(generation->lease));
   open.set_on_host_full(request.sequence.on_host_full == OnHostFull::kDrop ? "drop" : "stop");
   const auto result = Execute(command);
   if (!result.ok()) {

@@ -30,8 +30,8 @@ SequenceClient::SequenceClient(CacheLink* link)
     : link_(link),
       stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())) {}
 
-absl::StatusOr<SequenceId> SequenceClient::Open(const GenerationRequest& generation) {
-  if (link_ == nullptr) return ++counter_;
+absl::StatusOr<OpenedSequence> SequenceClient::Open(const GenerationRequest& generation) {
+  if (link_ == nullptr) return OpenedSequence{.id = ++counter_};
   auto opened = OpenOnce(generation, generation.sequence.prompt_tokens);
   // Positions that find no page are dropped then: no room is asked for the prompt.
   if (absl::IsResourceExhausted(opened.status()) &&
@@ -41,8 +41,8 @@ absl::StatusOr<SequenceId> SequenceClient::Open(const GenerationRequest& generat
   return opened;
 }
 
-absl::StatusOr<SequenceId> SequenceClient::OpenOnce(const GenerationRequest& generation,
-                                                    int64_t prompt_tokens) {
+absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const GenerationRequest& generation,
+                                                        int64_t prompt_tokens) {
   v1::OpenSequenceRequest request;
   request.set_request_id(absl::StrCat(link_->options().instance, "/", ++counter_));
   request.set_group(link_->options().group);
@@ -56,11 +56,13 @@ absl::StatusOr<SequenceId> SequenceClient::OpenOnce(const GenerationRequest& gen
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   v1::OpenSequenceResponse response;
+  const absl::Time sent = link_->clock().Now();
   const absl::Status status = FromGrpcStatus(stub_->Open(&context, request, &response));
   link_->Note(status);
   if (!status.ok()) return AsUnavailable(status);
-  link_->AddSequence(response.sequence_id());
-  return response.sequence_id();
+  link_->AddSequence(response.sequence_id(), sent);
+  return OpenedSequence{.id = response.sequence_id(),
+                        .lease = absl::Milliseconds(response.lease_ms())};
 }
 
 void SequenceClient::Release(SequenceId sequence, bool discard) {

@@ -69,6 +69,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const v1::WorkerConfig& c
                                                        const CommunicatorFactory& connect,
                                                        StopFlag& stop) {
   auto worker = std::unique_ptr<Worker>(new Worker);
+  HW_ASSIGN_OR_RETURN(worker->backend_, MakeBackend(config));
+  HW_RETURN_IF_ERROR(worker->backend_->CheckShape(facts.shape));
   HW_RETURN_IF_ERROR(worker->JoinCacheService(config, facts, advertised_address, stop));
   HW_RETURN_IF_ERROR(worker->Connect(config, connect));
   HW_RETURN_IF_ERROR(worker->LoadModel(config, facts));
@@ -111,11 +113,24 @@ absl::Status Worker::Connect(const v1::WorkerConfig& config, const CommunicatorF
   }
   HW_ASSIGN_OR_RETURN(communicator_, connect(config, prefix, store.get()));
   LogInfo("ranks connected", {{"communicator", communicator_->Name()}});
+  WatchPeers(config);
   return absl::OkStatus();
 }
 
+// Rank 0 asks all others, they ask it: when it gives up, they see it leave.
+void Worker::WatchPeers(const v1::WorkerConfig& config) {
+  if (link_ == nullptr) return;
+  const std::vector<std::string> addresses = link_->addresses();
+  for (int rank = 0; rank < static_cast<int>(addresses.size()); ++rank) {
+    if (rank == config.rank() || (rank != 0 && config.rank() != 0)) continue;
+    watches_.push_back(std::make_unique<PeerWatch>(
+        absl::StrCat("rank ", rank), absl::Milliseconds(config.peer_timeout_ms()),
+        MakeHealthPing(addresses[static_cast<size_t>(rank)]),
+        [this](absl::Status reason) { communicator_->Abort(std::move(reason)); }));
+  }
+}
+
 absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts) {
-  HW_ASSIGN_OR_RETURN(backend_, MakeBackend(config));
   HW_ASSIGN_OR_RETURN(model_,
                       CpuLlamaRunner::Create(*facts.file, *communicator_, *backend_,
                                              {.num_threads = config.compute_threads(),

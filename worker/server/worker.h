@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,6 +18,7 @@
 #include "worker/server/command_runner.h"
 #include "worker/server/generation_request.h"
 #include "worker/server/kv_recorder.h"
+#include "worker/server/peer_watch.h"
 #include "worker/server/plan_reports.h"
 #include "worker/server/remote_host_tier.h"
 #include "worker/server/reporter.h"
@@ -65,6 +67,7 @@ class Worker {
   absl::Status JoinCacheService(const v1::WorkerConfig& config, const ModelFacts& facts,
                                 const std::string& advertised_address, StopFlag& stop);
   absl::Status Connect(const v1::WorkerConfig& config, const CommunicatorFactory& connect);
+  void WatchPeers(const v1::WorkerConfig& config);
   absl::Status LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts);
 
   // Destroyed from the last to the first.
@@ -72,6 +75,7 @@ class Worker {
   std::unique_ptr<Reporter> reporter_;
   std::unique_ptr<RemoteHostTier> tier_;
   std::unique_ptr<Communicator> communicator_;
+  std::vector<std::unique_ptr<PeerWatch>> watches_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvRecorder> recorder_;

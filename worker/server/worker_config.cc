@@ -33,6 +33,7 @@ absl::Status CheckNumbers(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckRange("size", config.size(), 1, 1024));
   HW_RETURN_IF_ERROR(CheckRange("rank", config.rank(), 0, config.size() - 1));
   HW_RETURN_IF_ERROR(CheckRange("comm_timeout_ms", config.comm_timeout_ms(), 100, kDay));
+  HW_RETURN_IF_ERROR(CheckRange("peer_timeout_ms", config.peer_timeout_ms(), 300, kDay));
   HW_RETURN_IF_ERROR(
       CheckRange("device_memory_bytes", config.device_memory_bytes(), 1, int64_t{1} << 50));
   HW_RETURN_IF_ERROR(CheckRange("page_tokens", config.page_tokens(), 1, 65536));
@@ -57,6 +58,7 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_listen_address("127.0.0.1:0");
   config.set_comm_address("127.0.0.1");
   config.set_comm_timeout_ms(30'000);
+  config.set_peer_timeout_ms(3000);
   config.set_device_memory_bytes(int64_t{1} << 30);
   config.set_kv_dtype("bf16");
   config.set_page_tokens(256);

@@ -16,7 +16,7 @@ from heavywater.generation import Generation
 from heavywater.model import Model
 from heavywater.pages import rows_of, split_rows
 from heavywater.retry import read_with_retries
-from heavywater.sets import SequenceSet
+from heavywater.sets import SequenceSet, whole_sets
 from heavywater.v1 import (
     common_pb2,
     generation_pb2,
@@ -152,8 +152,16 @@ class Client:
 
     def get(self, sequence_id: int) -> sequence_pb2.Sequence:
         """One sequence, with the token ids reported so far."""
+        stub = _wanted(self._sequences, "cache")
         request = sequence_pb2.GetSequenceRequest(sequence_id=sequence_id)
-        sequence: sequence_pb2.Sequence = self._read(_wanted(self._sequences, "cache").Get, request)
+        sequence: sequence_pb2.Sequence = self._read(stub.Get, request)
+        # Long ones come in pages: as many as there were when the first was read.
+        while len(sequence.tokens) < sequence.num_tokens:
+            request.first_token = len(sequence.tokens)
+            page = self._read(stub.Get, request)
+            if not page.tokens:
+                break
+            sequence.tokens.extend(page.tokens)
         return sequence
 
     def list(self, group: str = "") -> Iterator[sequence_pb2.Sequence]:
@@ -175,7 +183,7 @@ class Client:
     def get_sets(self, sequence_id: int, layers: Sequence[int] = ()) -> Sequence[SequenceSet]:
         """Sinks, heavy, recent, demoted and dropped positions per layer; all layers by default."""
         request = sequence_pb2.GetSetsRequest(sequence_id=sequence_id, layers=layers)
-        messages = self._read_stream(_wanted(self._sequences, "cache").GetSets, request, tuple)
+        messages = self._read_stream(_wanted(self._sequences, "cache").GetSets, request, whole_sets)
         return [SequenceSet.from_proto(message) for message in messages]
 
     def read(

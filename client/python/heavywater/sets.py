@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from heavywater.errors import HeavywaterError
 from heavywater.v1 import sequence_pb2
 
 Positions = npt.NDArray[np.int64]
@@ -22,6 +23,24 @@ def expand_ranges(flattened: Sequence[int]) -> Positions:
     ]
     positions: Positions = np.concatenate([np.empty(0, np.int64), *parts])
     return positions
+
+
+def whole_sets(messages: Iterable[sequence_pb2.SequenceSet]) -> list[sequence_pb2.SequenceSet]:
+    """Sets of GetSets' stream: one that exceeds a message comes in several, whose lists are appended."""
+    sets: list[sequence_pb2.SequenceSet] = []
+    for message in messages:
+        if not message.continued:
+            sets.append(message)
+            continue
+        if not sets or (sets[-1].layer, sets[-1].kv_head) != (message.layer, message.kv_head):
+            raise HeavywaterError(
+                "DATA_LOSS",
+                f"GetSets goes on with layer {message.layer}, kv_head {message.kv_head}, "
+                "whose first message did not come before it",
+            )
+        message.continued = False
+        sets[-1].MergeFrom(message)
+    return sets
 
 
 @dataclass(frozen=True)

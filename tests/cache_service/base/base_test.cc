@@ -12,6 +12,7 @@
 #include "cache_service/base/bfloat16.h"
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/executor.h"
+#include "cache_service/base/float16.h"
 #include "cache_service/base/mutex.h"
 #include "cache_service/base/status.h"
 
@@ -52,6 +53,43 @@ TEST(BFloat16Test, RoundsToNearestAndTiesToEven) {
   EXPECT_EQ(FloatToBFloat16(std::bit_cast<float>(0x3f818000u)), 0x3f82);  // tie, even above
   EXPECT_EQ(FloatToBFloat16(std::bit_cast<float>(0x3f808001u)), 0x3f81);
   EXPECT_EQ(FloatToBFloat16(std::numeric_limits<float>::max()), 0x7f80) << "infinity";
+}
+
+TEST(Float16Test, EveryFiniteValueSurvivesTheWayThroughFloat) {
+  for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    const float value = Float16ToFloat(static_cast<uint16_t>(bits));
+    if ((bits & 0x7c00) == 0x7c00) {
+      EXPECT_EQ(std::isnan(value), (bits & 0x3ff) != 0) << bits;
+      EXPECT_EQ(std::isinf(value), (bits & 0x3ff) == 0) << bits;
+    } else {
+      const double significand = bits & 0x3ff;
+      const int exponent = static_cast<int>(bits >> 10 & 0x1f);
+      const double magnitude = exponent == 0 ? std::ldexp(significand, -24)
+                                             : std::ldexp(significand + 1024, exponent - 25);
+      ASSERT_EQ(value, (bits & 0x8000) != 0 ? -magnitude : magnitude) << bits;
+      ASSERT_EQ(FloatToFloat16(value), bits);
+    }
+  }
+}
+
+TEST(Float16Test, RoundsToNearestAndTiesToEven) {
+  for (uint32_t bits = 0; bits < 0x7bff; ++bits) {
+    const float below = Float16ToFloat(static_cast<uint16_t>(bits));
+    const float above = Float16ToFloat(static_cast<uint16_t>(bits + 1));
+    const float middle = below + (above - below) / 2;
+    ASSERT_EQ(FloatToFloat16(middle), bits + bits % 2);
+    ASSERT_EQ(FloatToFloat16(std::nextafter(middle, below)), bits);
+    ASSERT_EQ(FloatToFloat16(-std::nextafter(middle, above)), (bits + 1) | 0x8000);
+  }
+}
+
+TEST(Float16Test, WhatIsTooLargeBecomesTheLargestFiniteValue) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float value : {65504.0f, 65519.0f, 65520.0f, 1e30f, infinity}) {
+    EXPECT_EQ(Float16ToFloat(FloatToFloat16(value)), kMaxFloat16) << value;
+    EXPECT_EQ(Float16ToFloat(FloatToFloat16(-value)), -kMaxFloat16) << value;
+  }
+  EXPECT_TRUE(std::isnan(Float16ToFloat(FloatToFloat16(std::nanf("")))));
 }
 
 TEST(ExecutorTest, AThreadRunsTasksInOrderAndTheRestBeforeItEnds) {

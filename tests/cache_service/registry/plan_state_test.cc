@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "cache_service/registry/plan_sets.h"
 
 namespace heavywater {
@@ -43,17 +45,25 @@ v1::PlanReport WithSets(v1::PlanReport report, std::vector<int32_t> positions) {
   return report;
 }
 
+// Of ranks that write no pages.
+std::optional<int64_t> NoPages(int) { return std::nullopt; }
+
 class PlanStateTest : public ::testing::Test {
  protected:
   void Apply(int rank, const v1::PlanReport& report) {
     ASSERT_TRUE(state_.Validate(rank, report).ok()) << state_.Validate(rank, report);
     state_.Apply(rank, report);
-    state_.Advance([](int) { return 0; });
+    Advance();
+  }
+  void Advance() {
+    state_.Advance([this](int rank) { return stored_[rank]; });
   }
   int64_t CommittedPlan() const {
     return state_.committed() == nullptr ? 0 : state_.committed()->number;
   }
   PlanState state_{kLayout};
+  // The tier's own watermark of each rank; none: it writes no pages.
+  std::optional<int64_t> stored_[2];
 };
 
 TEST_F(PlanStateTest, APlanIsCommittedWhenAllRanksReportedItWithTheSameHash) {
@@ -68,8 +78,42 @@ TEST_F(PlanStateTest, NotBeforeItsTokensLieBelowEveryWatermark) {
   Apply(0, WithSets(Report(1, 10, 1, 10), {0}));
   Apply(1, Report(1, 10, 1, 9));
   EXPECT_EQ(CommittedPlan(), 0);
-  state_.Advance([](int rank) { return rank == 1 ? 10 : 0; });
-  EXPECT_EQ(CommittedPlan(), 1) << "the tier's own watermark counts, too";
+  stored_[1] = 10;
+  Advance();
+  EXPECT_EQ(CommittedPlan(), 1) << "without another report";
+}
+
+TEST_F(PlanStateTest, OfARankWithPagesTheTierDecidesHowFarTheyHaveArrived) {
+  stored_[1] = 9;
+  Apply(0, WithSets(Report(1, 10, 1, 10), {0}));
+  Apply(1, Report(1, 10, 1, 10));
+  EXPECT_EQ(CommittedPlan(), 0) << "position 9 cannot be read yet, whatever the rank says";
+  stored_[1] = 10;
+  Advance();
+  EXPECT_EQ(CommittedPlan(), 1);
+}
+
+TEST_F(PlanStateTest, WhatARankHasGivenUpHoldsNothingBack) {
+  stored_[0] = 12;
+  stored_[1] = 4;
+  Apply(0, WithSets(Report(1, 12, 1, 0), {0}));
+  v1::PlanReport report = Report(1, 12, 1, 0);
+  for (const int64_t number : {4, 8}) report.add_dropped_ranges(number);
+  Apply(1, report);
+  EXPECT_EQ(CommittedPlan(), 0) << "positions 8 to 11 are still to come";
+  stored_[1] = 8;
+  Advance();
+  EXPECT_EQ(CommittedPlan(), 0);
+  stored_[1] = 12;
+  Advance();
+  EXPECT_EQ(CommittedPlan(), 1);
+  // Cut off from the tier: all that follows is dropped.
+  stored_[0] = 13;
+  Apply(0, WithSets(Report(2, 13, 2, 0), {0}));
+  report = Report(2, 13, 2, 0);
+  for (const int64_t number : {0, 13}) report.add_dropped_ranges(number);
+  Apply(1, report);
+  EXPECT_EQ(CommittedPlan(), 2);
 }
 
 TEST_F(PlanStateTest, ALaterReportsWatermarkCommitsAnEarlierPlan) {
@@ -146,6 +190,107 @@ TEST_F(PlanStateTest, PlansThatNeverCompleteAreBounded) {
   EXPECT_EQ(CommittedPlan(), 2000);
 }
 
+v1::ReportedSet& AddPart(v1::PlanReport& report, int layer, std::vector<int32_t> positions,
+                         int64_t first_index, int64_t num_positions) {
+  AddSet(report, layer, -1, positions);
+  v1::ReportedSet& set = *report.mutable_sets()->rbegin();
+  set.set_first_index(first_index);
+  set.set_num_positions(num_positions);
+  return set;
+}
+
+TEST_F(PlanStateTest, ASetInPartsIsCommittedWhenItIsWhole) {
+  v1::PlanReport first = Report(1, 10, 5, 10);
+  AddPart(first, 0, {0, 1}, 0, 2);
+  AddPart(first, 1, {0, 3}, 0, 5);
+  v1::PlanReport second = Report(1, 10, 5, 10);
+  AddPart(second, 1, {4, 5}, 2, 5);
+  v1::PlanReport third = Report(1, 10, 5, 10);
+  AddPart(third, 1, {9}, 4, 5);
+  Apply(1, Report(1, 10, 5, 10));
+  Apply(0, first);
+  Apply(0, third);
+  EXPECT_EQ(CommittedPlan(), 0) << "a part is missing";
+  // The reporter sends all of them again.
+  Apply(0, first);
+  Apply(0, second);
+  Apply(0, second);
+  EXPECT_EQ(CommittedPlan(), 0);
+  Apply(0, third);
+  ASSERT_EQ(CommittedPlan(), 1);
+  EXPECT_THAT(state_.committed()->sets.at({1, -1}).positions, ElementsAre(0, 3, 4, 5, 9));
+  EXPECT_EQ(state_.committed()->sets.at({1, -1}).scores.size(), 5u);
+}
+
+TEST_F(PlanStateTest, PartsThatDoNotAscendNeverMakeAWhole) {
+  v1::PlanReport report = Report(1, 10, 5, 10);
+  AddPart(report, 0, {0, 1}, 0, 2);
+  AddPart(report, 1, {0, 3}, 0, 4);
+  AddPart(report, 1, {3, 5}, 2, 4);
+  Apply(1, Report(1, 10, 5, 10));
+  Apply(0, report);
+  EXPECT_EQ(CommittedPlan(), 0);
+}
+
+TEST(PlanStateMemoryTest, PlansThatNeverCompleteAreBoundedInBytesButForTheNewest) {
+  constexpr int kTokens = 1'000'000;  // 12 MB a plan
+  PlanState state({.sequence = 7, .num_ranks = 2, .num_layers = 2, .max_tokens = kTokens});
+  std::vector<int32_t> positions(kTokens);
+  for (int i = 0; i < kTokens; ++i) positions[static_cast<size_t>(i)] = i;
+  for (int64_t plan = 1; plan <= 8; ++plan) {
+    v1::PlanReport report = Report(plan, kTokens, 1, kTokens);
+    AddSet(report, 0, -1, positions);
+    state.Apply(0, report);
+  }
+  // The first has gone: reported by the other rank, and whole, it would commit.
+  const auto commits = [&](int64_t plan) {
+    v1::PlanReport report = Report(plan, kTokens, 1, kTokens);
+    AddSet(report, 1, -1, {0});
+    state.Apply(1, report);
+    state.Advance([](int) { return 0; });
+    return state.committed() != nullptr && state.committed()->number == plan;
+  };
+  EXPECT_FALSE(commits(1));
+  EXPECT_TRUE(commits(8));
+}
+
+TEST(PlanSetsTest, ASetThatExceedsAMessageIsCutAndJoinsToTheSame) {
+  constexpr int kTokens = 300'000;
+  PlanState state({.sequence = 1, .max_tokens = kTokens});
+  v1::PlanReport report = Report(1, kTokens, 1, kTokens);
+  std::vector<int32_t> positions;
+  std::vector<int64_t> scores;
+  for (int i = 0; i < kTokens; i += 2) {
+    positions.push_back(i);
+    scores.push_back(int64_t{i} << 32);
+  }
+  AddSet(report, 0, -1, positions, scores);
+  state.Apply(0, report);
+  state.Advance([](int) { return 0; });
+  ASSERT_NE(state.committed(), nullptr);
+  v1::ResolvedBudget budget;
+  budget.set_sink_tokens(4);
+  budget.set_recent_tokens(100'000);
+  const auto messages = SplitSets(*state.committed(), budget, {});
+  ASSERT_GT(messages.size(), 2u);
+  v1::SequenceSet set = messages[0];
+  for (size_t i = 0; i < messages.size(); ++i) {
+    EXPECT_LE(messages[i].ByteSizeLong(), size_t{1} << 20);
+    EXPECT_EQ(messages[i].continued(), i > 0);
+    EXPECT_EQ(messages[i].tokens_seen(), kTokens);
+    if (i > 0) set.MergeFrom(messages[i]);
+  }
+  EXPECT_EQ(set.sinks_size(), 2);
+  EXPECT_EQ(set.recent_size(), 50'000);
+  std::vector<int64_t> joined(set.sinks().begin(), set.sinks().end());
+  joined.insert(joined.end(), set.heavy().begin(), set.heavy().end());
+  joined.insert(joined.end(), set.recent().begin(), set.recent().end());
+  EXPECT_EQ(joined, std::vector<int64_t>(positions.begin(), positions.end()));
+  ASSERT_EQ(set.scores_size(), kTokens / 2);
+  for (int i = 0; i < set.scores_size(); ++i) ASSERT_EQ(set.scores(i), 2 * i);
+  EXPECT_EQ(set.demoted_ranges_size(), kTokens);
+}
+
 TEST_F(PlanStateTest, TokensContinueWithoutGaps) {
   v1::PlanReport report = Report(1, 10, 1, 10);
   for (const int token : {5, 6, 7}) report.add_tokens(token);
@@ -196,6 +341,18 @@ TEST_F(PlanStateTest, BadReportsNameTheField) {
   report.add_dropped_ranges(1);
   expect(report, "dropped_ranges");
   report = Report(1, 10, 1, 10);
+  report.add_tokens(-1);
+  expect(report, "tokens is -1");
+  report = Report(1, 10, 1, 10);
+  AddPart(report, 0, {0, 1}, 1, 0);
+  expect(report, "sets.first_index is 1");
+  report = Report(1, 10, 1, 10);
+  AddPart(report, 0, {0, 1}, 0, 1);
+  expect(report, "num_positions");
+  report = Report(1, 10, 1, 10);
+  AddPart(report, 0, {0, 1}, 2, 3);
+  expect(report, "sets.first_index is 2");
+  report = Report(1, 10, 1, 10);
   report.set_first_token(100);
   report.add_tokens(1);
   expect(report, "first_token");
@@ -212,7 +369,7 @@ TEST(PlanSetsTest, ResidentDemotedAndDroppedAreDisjointAndHoldAllThatWasSeen) {
   v1::PlanReport other = Report(1, 12, 5, 12);
   for (const int64_t number : {8, 9}) other.add_dropped_ranges(number);
   state.Apply(1, other);
-  state.Advance([](int) { return 0; });
+  state.Advance(NoPages);
   ASSERT_NE(state.committed(), nullptr);
 
   v1::ResolvedBudget budget;
@@ -241,7 +398,7 @@ TEST(PlanSetsTest, AnEarlySequenceHasNothingDemotedAndSinksComeBeforeRecent) {
   v1::PlanReport report = Report(1, 2, 5, 2);
   AddSet(report, 0, -1, {0, 1});
   state.Apply(0, report);
-  state.Advance([](int) { return 0; });
+  state.Advance(NoPages);
   v1::ResolvedBudget budget;
   budget.set_sink_tokens(1);
   budget.set_recent_tokens(4);
@@ -265,7 +422,7 @@ TEST(PlanSetsTest, InScopeKvHeadEachRankAnswersForItsOwnHeads) {
     ASSERT_TRUE(state.Validate(rank, report).ok());
     state.Apply(rank, report);
   }
-  state.Advance([](int) { return 0; });
+  state.Advance(NoPages);
   ASSERT_TRUE(state.agreement().ok()) << "hashes of different heads differ";
   google::protobuf::RepeatedField<int32_t> layers;
   layers.Add(1);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "cache_service/tier/host_page_store.h"
@@ -123,6 +124,33 @@ TEST_F(RegistryTest, AnOpenMustMatchItsGroup) {
   EXPECT_EQ(registry_.Open(request).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(RegistryTest, APlanIsCommittedWhenTheLastOfItsPagesHasArrivedWithoutAnotherReport) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Reserve(id, 1, 2, /*direct=*/false).ok());
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ASSERT_TRUE(registry_.ReportPlan(Report(rank, id, 1, 5)).ok());
+  }
+  v1::GetSetsRequest sets;
+  sets.set_sequence_id(id);
+  EXPECT_EQ(registry_.sequences().Get(id)->committed_plan(), 0) << "rank 0 writes no pages";
+  EXPECT_THAT(*registry_.sequences().GetSets(sets), IsEmpty());
+  for (int layer = 0; layer < 2; ++layer) {
+    for (const auto& [first, count] : {std::pair{0, 16}, std::pair{16, 4}}) {
+      const std::vector<std::byte> rows(count * 256, std::byte{7});
+      ASSERT_TRUE(store_.Write(1, {id, layer, 1, first, count}, rows).ok());
+    }
+  }
+  ASSERT_TRUE(store_.Commit(id, 1, 19).ok());
+  EXPECT_THAT(*registry_.sequences().GetSets(sets), IsEmpty());
+  ASSERT_TRUE(store_.Commit(id, 1, 20).ok());
+  registry_.sequences().NoteCommit(id);
+  // From here on nothing more is committed.
+  ASSERT_TRUE(registry_.ReportPlan(Report(0, id, 2, 6)).ok());
+  EXPECT_FALSE(registry_.ReportPlan(Report(1, id, 2, 7)).ok());
+  EXPECT_EQ(registry_.sequences().GetSets(sets)->size(), 2u);
+  EXPECT_EQ(registry_.sequences().Get(id)->committed_tokens(), 20);
+}
+
 TEST_F(RegistryTest, BadOpensNameTheFieldAndChangeNothing) {
   const auto expect_invalid = [&](auto change, const char* field) {
     v1::OpenSequenceRequest request = TestOpen("request", epoch_);
@@ -210,6 +238,26 @@ TEST_F(RegistryTest, SetsShowWhatIsHeavyRecentAndDemoted) {
   EXPECT_EQ(sequence->counts().tokens_demoted(), 14);
 }
 
+TEST_F(RegistryTest, LongTextComesInPagesBelowTheLimitOfAMessage) {
+  constexpr int kTokens = 1'000'000;
+  v1::OpenSequenceRequest open = TestOpen("long", epoch_);
+  open.set_max_tokens(kTokens);
+  const SequenceId id = registry_.Open(open)->sequence_id();
+  v1::ReportPlanRequest request = Report(0, id, 1, 9);
+  for (int i = 0; i < kTokens; ++i) request.mutable_reports(0)->add_tokens(0x7fff0000 + i % 1000);
+  ASSERT_TRUE(registry_.ReportPlan(request).ok());
+  const auto first = registry_.sequences().Get(id);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(first->num_tokens(), kTokens);
+  EXPECT_EQ(first->tokens_size(), 700'000);
+  EXPECT_LT(first->ByteSizeLong(), size_t{4} << 20);
+  const auto second = registry_.sequences().Get(id, first->tokens_size());
+  EXPECT_EQ(second->tokens_size(), 300'000);
+  EXPECT_EQ(second->tokens(1), request.reports(0).tokens(700'001));
+  EXPECT_TRUE(registry_.sequences().Get(id, kTokens)->tokens().empty());
+  EXPECT_EQ(registry_.sequences().Get(id, -1).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(RegistryTest, DisagreementReachesEveryRankThroughReportsAndHeartbeats) {
   const SequenceId id = Open("request");
   ASSERT_TRUE(registry_.ReportPlan(Report(0, id, 1, 9)).ok());
@@ -295,6 +343,35 @@ TEST_F(RegistryTest, PagesInTheSlabWaitForTheirWriterToHearOfTheEnd) {
   EXPECT_EQ(store_.Stats().used_bytes, 0);
 }
 
+TEST_F(RegistryTest, AHeartbeatThatWasUnderWayBeforeTheEndStopsNoWriter) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  ASSERT_TRUE(Close(id).ok());
+  ASSERT_TRUE(Heartbeat(0, {}).ok());  // built before the rank opened the sequence
+  EXPECT_GT(store_.Stats().retiring_bytes, 0);
+  ASSERT_TRUE(Heartbeat(0, {}).ok());
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
+// The first one may live on, cut off, and write until its own clock stops it.
+TEST_F(RegistryTest, ASecondProcessOfARankDoesNotSpeakForTheFirst) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  for (int rank = 0; rank < kRanks; ++rank) {
+    registry_.groups().Join(registry_.groups().NewTicket(),
+                            TestJoin(rank, kRanks, rank == 0 ? "second process" : ""),
+                            [this](absl::StatusOr<v1::JoinResponse> joined) {
+                              ASSERT_TRUE(joined.ok()) << joined.status();
+                              epoch_ = joined->epoch();
+                            });
+  }
+  ASSERT_TRUE(Close(id).ok());
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Heartbeat(0, {}).ok());
+  EXPECT_GT(store_.Stats().retiring_bytes, 0);
+  PassWithHeartbeats(absl::Seconds(66), {});
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
 TEST_F(RegistryTest, AnotherGroupCannotSayThatAWriterHasStopped) {
   ASSERT_TRUE(registry_.AttachDirect("group", 0, epoch_).ok());
   const SequenceId id = Open("request");
@@ -318,14 +395,41 @@ TEST_F(RegistryTest, AnotherGroupCannotSayThatAWriterHasStopped) {
   EXPECT_EQ(store_.Stats().used_bytes, 0);
 }
 
-TEST_F(RegistryTest, PagesOfADeadWriterAreReclaimedAfterItsLease) {
+// The rank may be alive, decoding, and out of reach: until one lease after its last
+// heartbeat it writes, and then what it was just writing needs its time.
+TEST_F(RegistryTest, PagesOfASilentWriterAreReclaimedWhenTheLeaseAsGivenAndTheGraceAreOver) {
+  ASSERT_TRUE(registry_.AttachDirect("group", 0, epoch_).ok());
   const SequenceId id = Open("request");
   ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  Pass(absl::Seconds(3));
+  ASSERT_TRUE(Heartbeat(0, {id}).ok());
   ASSERT_TRUE(Close(id).ok());
-  Pass(absl::Seconds(1));
+  Pass(absl::ZeroDuration());
+  Pass(absl::Seconds(60 + 4));
   EXPECT_GT(store_.Stats().used_bytes, 0);
-  Pass(absl::Seconds(5));
+  Pass(absl::Seconds(1));
   EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
+TEST_F(RegistryTest, PagesOfASilentWriterOutliveTheLeaseByTheGrace) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  Pass(absl::Seconds(60));
+  EXPECT_EQ(registry_.sequences().Get(id).status().code(), absl::StatusCode::kNotFound);
+  Pass(absl::Seconds(4));
+  EXPECT_GT(store_.Stats().used_bytes, 0);
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
+TEST_F(RegistryTest, ARankThatGetsPagesRenewsTheLease) {
+  const SequenceId id = Open("request");
+  Pass(absl::Seconds(4));
+  ASSERT_TRUE(registry_.AdmitWriter(id, 0, epoch_).ok());
+  EXPECT_EQ(registry_.sequences().Get(id)->lease_remaining_ms(), 60'000);
+  Pass(absl::Milliseconds(500));
+  EXPECT_EQ(registry_.AdmitWriter(id, 0, epoch_ + 1).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(registry_.sequences().Get(id)->lease_remaining_ms(), 59'500);
 }
 
 TEST_F(RegistryTest, AFinishedWriterHoldsNothingBack) {

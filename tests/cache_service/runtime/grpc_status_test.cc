@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "cache_service/base/shortage.h"
+#include "heavywater/v1/error_details.pb.h"
+
 namespace heavywater {
 namespace {
 
@@ -16,6 +19,45 @@ TEST(GrpcStatusTest, EveryCodeAndItsMessageSurviveTheWayThereAndBack) {
 TEST(GrpcStatusTest, LongMessagesAreCutToFitTrailers) {
   const absl::Status status = absl::InternalError(std::string(100000, 'x'));
   EXPECT_LE(ToGrpcStatus(status).error_message().size(), 4096u);
+}
+
+// As a client's library for google.rpc reads it: google.rpc.Status with Any.
+TEST(GrpcStatusTest, AShortageGoesAsQuotaFailureAndRetryInfo) {
+  const absl::Status status = ExhaustedError("full", {.subject = "host_bytes",
+                                                      .need = 5,
+                                                      .available = 3,
+                                                      .limit = 9,
+                                                      .retry_after = absl::Milliseconds(1500)});
+  const grpc::Status sent = ToGrpcStatus(status);
+  v1::RpcStatus details;
+  ASSERT_TRUE(details.ParseFromString(sent.error_details()));
+  EXPECT_EQ(details.code(), 8);
+  ASSERT_EQ(details.details_size(), 2);
+  EXPECT_EQ(details.details(0).type_url(), "type.googleapis.com/google.rpc.QuotaFailure");
+  v1::QuotaFailure failure;
+  ASSERT_TRUE(failure.ParseFromString(details.details(0).value()));
+  EXPECT_EQ(failure.violations(0).subject(), "host_bytes");
+  EXPECT_EQ(failure.violations(0).description(), "need 5, available 3, limit 9");
+  EXPECT_EQ(details.details(1).type_url(), "type.googleapis.com/google.rpc.RetryInfo");
+  v1::RetryInfo retry;
+  ASSERT_TRUE(retry.ParseFromString(details.details(1).value()));
+  EXPECT_EQ(retry.retry_delay().seconds(), 1);
+  EXPECT_EQ(retry.retry_delay().nanos(), 500'000'000);
+  EXPECT_EQ(FromGrpcStatus(sent), status) << "a server passes it on";
+}
+
+TEST(GrpcStatusTest, WhereWaitingDoesNotHelpThereIsNoRetryInfo) {
+  const absl::Status status =
+      ExhaustedError("too long", {.subject = "device_memory_bytes", .need = 5, .limit = 3});
+  v1::RpcStatus details;
+  ASSERT_TRUE(details.ParseFromString(ToGrpcStatus(status).error_details()));
+  EXPECT_EQ(details.details_size(), 1);
+  EXPECT_EQ(FromGrpcStatus(ToGrpcStatus(status)), status);
+}
+
+TEST(GrpcStatusTest, DetailsThatAreNotOursAreLeftOut) {
+  const grpc::Status foreign(grpc::StatusCode::RESOURCE_EXHAUSTED, "full", "\x0a\xff garbage");
+  EXPECT_EQ(FromGrpcStatus(foreign), absl::ResourceExhaustedError("full"));
 }
 
 }  // namespace

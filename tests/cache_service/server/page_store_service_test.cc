@@ -122,6 +122,30 @@ TEST_F(PageStoreServiceTest, AnotherFingerprintIsRefusedNamingTheField) {
               AllOf(HasSubstr("fingerprint.rope"), HasSubstr("500000"), HasSubstr("10000")));
 }
 
+TEST_F(PageStoreServiceTest, PagesThatTheirRankGivesUpAreMissesAndHoldNothingBack) {
+  const SequenceId sequence = MustOpen("request");
+  ASSERT_TRUE(Reserve(sequence, 2).ok());
+  ASSERT_TRUE(WritePage(sequence).ok());
+  v1::AbortRequest request;
+  request.set_sequence_id(sequence);
+  request.set_epoch(epoch_);
+  request.set_first_page(1);
+  const auto abort = [&] {
+    grpc::ClientContext context;
+    v1::AbortResponse response;
+    const absl::Status status = FromGrpcStatus(pages_->Abort(&context, request, &response));
+    return status.ok() ? absl::StatusOr<int64_t>(response.pages_freed()) : status;
+  };
+  EXPECT_EQ(abort().status().code(), absl::StatusCode::kInvalidArgument)
+      << "a page without a count";
+  request.set_num_pages(1);
+  EXPECT_EQ(*abort(), 2 * 2);
+  ASSERT_TRUE(Commit(sequence, 32).ok());
+  EXPECT_TRUE(Read({sequence, 0, 0, 0, 16}).ok());
+  EXPECT_EQ(Read({sequence, 0, 0, 16, 16}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Reserve(sequence, 2).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
 TEST_F(PageStoreServiceTest, AWriteThatFailsIsInvisibleAndTheSameWriteSucceedsLater) {
   const SequenceId sequence = MustOpen("request");
   ASSERT_TRUE(Reserve(sequence, 1).ok());

@@ -68,6 +68,22 @@ TEST(LocalHostTierTest, ReservingAgainKeepsTheBytes) {
   EXPECT_EQ(static_cast<int>(page[5]), 7);
 }
 
+TEST(LocalHostTierTest, ASkippedPageHasNoMemoryAndNeverGetsAny) {
+  LocalHostTier tier(1 << 20);
+  ASSERT_TRUE(tier.OpenSequence(1, kGeometry, {.first = 0, .count = 2}).ok());
+  ASSERT_TRUE(tier.Reserve(1, 0, 2).ok());
+  tier.Skip(1, 1, 2);  // one that has come and one that has not
+  EXPECT_EQ(tier.reserved_bytes(), kRowBytes);
+  EXPECT_EQ(tier.Page(1, 0, 0, 1), nullptr);
+  const absl::Status refused = tier.Reserve(1, 2, 2);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("page 2 of sequence 1"));
+  EXPECT_TRUE(tier.Reserve(1, 3, 1).ok());
+  EXPECT_FALSE(tier.IsLost(1));
+  tier.CloseSequence(1);
+  EXPECT_EQ(tier.reserved_bytes(), 0);
+}
+
 TEST(LocalHostTierTest, ClosingGivesEverythingBack) {
   LocalHostTier tier(kRowBytes);
   for (int cycle = 0; cycle < 100; ++cycle) {

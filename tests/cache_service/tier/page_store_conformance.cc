@@ -223,6 +223,66 @@ TEST_P(PageStoreConformance, APageBelowTheWatermarkCannotAppearLater) {
   EXPECT_TRUE(Reserve(1, 2, 1).ok());
 }
 
+TEST_P(PageStoreConformance, ASkippedPageIsAMissThatTheWatermarkPasses) {
+  Make(1 << 20);
+  ASSERT_TRUE(Open(1).ok());
+  ASSERT_TRUE(Reserve(1, 0, 3).ok());
+  ASSERT_TRUE(WriteAll(1, 16).ok());
+  const auto freed = store_->Skip(1, 0, 1, 1);
+  ASSERT_TRUE(freed.ok()) << freed.status();
+  EXPECT_EQ(*freed, 2 * 2) << "page 1 of two layers and heads";
+  EXPECT_EQ(store_->Stats().pages, 8);
+  EXPECT_EQ(*store_->Skip(1, 0, 1, 1), 0) << "a replay";
+  const auto again = Reserve(1, 0, 3);
+  EXPECT_EQ(again.status().code(), absl::StatusCode::kFailedPrecondition)
+      << "a reservation that was on its way";
+  EXPECT_THAT(std::string(again.status().message()), HasSubstr("page 1 was given up by rank 0"));
+  ASSERT_TRUE(store_->Commit(1, 0, 32).ok());
+  EXPECT_EQ(*Read({1, 1, 1, 0, 16}), TestRows({1, 1, 1, 0, 16}));
+  const absl::Status miss = Read({1, 1, 0, 20, 3}).status();
+  EXPECT_EQ(miss.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(miss.message()), HasSubstr("positions [16, 32)"));
+  EXPECT_EQ(Read({1, 0, 0, 32, 1}).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(*store_->Skip(1, 0, 1, 1), 0) << "a replay after the watermark has passed it";
+  EXPECT_EQ(Write(0, {1, 0, 0, 16, 1}).code(), absl::StatusCode::kNotFound);
+  ExpectBalanced();
+}
+
+TEST_P(PageStoreConformance, OnlyPagesThatNobodyCanHaveReadMayBeSkipped) {
+  Make(1 << 20);
+  ASSERT_TRUE(Open(1, 0, /*num_ranks=*/2).ok());
+  ASSERT_TRUE(Reserve(1, 0, 2).ok());
+  ASSERT_TRUE(WriteAll(1, 17).ok());
+  ASSERT_TRUE(store_->Commit(1, 0, 17).ok());
+  const absl::Status read = store_->Skip(1, 0, 1, 1).status();
+  EXPECT_EQ(read.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(read.message()),
+              HasSubstr("page 1 begins below the rank's watermark 17"));
+  EXPECT_EQ(*store_->Skip(1, 1, 0, 4), 0) << "pages of another rank stay";
+  EXPECT_EQ(*Read({1, 0, 0, 16, 1}), TestRows({1, 0, 0, 16, 1}));
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(store_->Skip(1, 2, 0, 1).status().code(), kInvalid);
+  EXPECT_EQ(store_->Skip(1, 0, -1, 1).status().code(), kInvalid);
+  EXPECT_EQ(store_->Skip(1, 0, 2, 0).status().code(), kInvalid);
+  EXPECT_EQ(store_->Skip(1, 0, 62, 2).status().code(), kInvalid) << "max_tokens is 1000";
+  EXPECT_EQ(store_->Skip(1, 0, int64_t{1} << 62, int64_t{1} << 62).status().code(), kInvalid);
+  EXPECT_EQ(store_->Skip(2, 0, 0, 1).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_P(PageStoreConformance, ARankIsAWriterOnceItHasReservedPages) {
+  Make(1 << 20);
+  EXPECT_FALSE(store_->IsWriter(1, 0));
+  ASSERT_TRUE(Open(1, 0, /*num_ranks=*/2).ok());
+  EXPECT_FALSE(store_->IsWriter(1, 0));
+  ASSERT_TRUE(Reserve(1, 0, 1).ok());
+  EXPECT_TRUE(store_->IsWriter(1, 0));
+  EXPECT_FALSE(store_->IsWriter(1, 1));
+  ASSERT_TRUE(store_->Abort(1, 0).ok());
+  EXPECT_TRUE(store_->IsWriter(1, 0)) << "its watermark still counts";
+  ASSERT_TRUE(store_->Release(1).ok());
+  EXPECT_FALSE(store_->IsWriter(1, 0));
+}
+
 TEST_P(PageStoreConformance, AReleasedSequenceIsGoneAndItsRoomIsFree) {
   Make(1 << 20);
   for (SequenceId sequence = 1; sequence <= 300; ++sequence) {
@@ -307,7 +367,7 @@ TEST_P(PageStoreConformance, RandomTrafficKeepsTheStoreBalanced) {
   std::mt19937 random(7);
   for (int step = 0; step < 5000; ++step) {
     const SequenceId sequence = 1 + random() % 4;
-    switch (random() % 6) {
+    switch (random() % 7) {
       case 0:
         (void)Open(sequence, random() % 64);
         break;
@@ -320,6 +380,9 @@ TEST_P(PageStoreConformance, RandomTrafficKeepsTheStoreBalanced) {
         break;
       case 4:
         (void)store_->Commit(sequence, 0, random() % 64);
+        break;
+      case 5:
+        (void)store_->Skip(sequence, 0, random() % 6, 1 + random() % 2);
         break;
       default:
         (void)store_->Release(sequence);

@@ -97,6 +97,7 @@ TEST_F(ClientTest, GetModelJoinsThePartsInOrder) {
 
 TEST_F(ClientTest, ReadsAreRepeatedWithBackoffWhileTheServerIsUnavailable) {
   sequences_.failures = 2;
+  sequences_.num_tokens = 0;
   const auto sequence = client_->Get(3);
   ASSERT_TRUE(sequence.ok()) << sequence.status();
   EXPECT_EQ(sequence->sequence_id(), 3u);
@@ -150,6 +151,20 @@ TEST_F(ClientTest, AStreamThatBrokeOffIsReadAgainFromItsStart) {
   ASSERT_EQ(sets->size(), 2u);
   EXPECT_EQ((*sets)[0].layer(), 4);
   EXPECT_EQ((*sets)[1].layer(), 5);
+}
+
+TEST_F(ClientTest, ASetInSeveralMessagesIsOne) {
+  const auto sets = client_->GetSets(1, {4});
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  ASSERT_EQ(sets->size(), 1u);
+  EXPECT_THAT((*sets)[0].heavy(), ElementsAre(1, 3));
+  EXPECT_FALSE((*sets)[0].continued());
+  sequences_.lose_first = true;
+  EXPECT_EQ(client_->GetSets(1, {4}).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(ClientTest, GetReadsAllPagesOfTheTokens) {
+  EXPECT_THAT(client_->Get(1)->tokens(), ElementsAre(0, 1, 2, 3, 4));
 }
 
 TEST_F(ClientTest, ReadJoinsChunksWhoseChecksumsMatch) {

@@ -85,6 +85,10 @@ class FakeSequences final : public v1::SequenceService::Service {
       return {grpc::StatusCode::NOT_FOUND, "no such sequence"};
     }
     sequence->set_sequence_id(request->sequence_id());
+    sequence->set_num_tokens(num_tokens);
+    for (int64_t i = 0; i < 2 && request->first_token() + i < num_tokens; ++i) {
+      sequence->add_tokens(static_cast<int32_t>(request->first_token() + i));
+    }
     return grpc::Status::OK;
   }
 
@@ -111,12 +115,19 @@ class FakeSequences final : public v1::SequenceService::Service {
       // Breaks off after the first message, so that a repeat must start anew.
       v1::SequenceSet set;
       set.set_layer(layer);
+      set.add_heavy(1);
       writer->Write(set);
       if (Fails()) return {grpc::StatusCode::UNAVAILABLE, "draining"};
+      set.set_layer(layer + (lose_first ? 1 : 0));
+      set.set_heavy(0, 3);
+      set.set_continued(true);
+      writer->Write(set);
     }
     return grpc::Status::OK;
   }
 
+  int64_t num_tokens = 5;   // of each, two a page
+  bool lose_first = false;  // of a set in two messages
   int calls = 0;
   int failures = 0;
   std::vector<std::string> request_ids;

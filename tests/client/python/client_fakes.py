@@ -164,7 +164,9 @@ class FakeCache(sequence_pb2_grpc.SequenceServiceServicer, page_store_pb2_grpc.P
 
     def Get(self, request: sequence_pb2.GetSequenceRequest, context: grpc.ServicerContext) -> sequence_pb2.Sequence:
         self._refuse(context)
-        sequence = sequence_pb2.Sequence(sequence_id=request.sequence_id, tokens=range(2, 22))
+        # 20 tokens, 8 a page.
+        tokens = range(2, 22)[request.first_token : request.first_token + 8]
+        sequence = sequence_pb2.Sequence(sequence_id=request.sequence_id, tokens=tokens, num_tokens=20)
         sequence.fingerprint.dtype = "fp32"
         sequence.fingerprint.head_dim = HEAD_DIM
         sequence.budget.policy, sequence.budget.scope = "snapkv_h2o", "layer"

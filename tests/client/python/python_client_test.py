@@ -7,7 +7,7 @@ import pytest
 from client_fakes import HEAD_DIM, PIECES, FakeServers, kv_row, logits_of
 from heavywater import Client, HeavywaterError, PolicyOptions
 from heavywater.retry import BACKOFFS_S
-from heavywater.sets import expand_ranges
+from heavywater.sets import SequenceSet, expand_ranges, whole_sets
 from heavywater.v1 import sequence_pb2
 
 
@@ -95,6 +95,22 @@ def test_open_adds_a_request_id_only_when_there_is_none(client: Client, servers:
 def test_a_stream_that_broke_off_is_read_again_from_its_start(client: Client, servers: FakeServers) -> None:
     servers.cache.unavailable = 1
     assert [one.layer for one in client.get_sets(1)] == [0, 1]
+
+
+def test_get_reads_all_pages_of_the_tokens(client: Client) -> None:
+    assert list(client.get(1).tokens) == list(range(2, 22))
+
+
+def test_a_set_in_several_messages_is_one() -> None:
+    first = sequence_pb2.SequenceSet(layer=1, kv_head=-1, sinks=[0], heavy=[3], scores=[0.5, 1.5])
+    rest = sequence_pb2.SequenceSet(layer=1, kv_head=-1, heavy=[4], recent=[9], scores=[2.5, 3.5], continued=True)
+    other = sequence_pb2.SequenceSet(layer=2, kv_head=-1)
+    one, two = (SequenceSet.from_proto(message) for message in whole_sets([first, rest, other]))
+    assert one.resident.tolist() == [0, 3, 4, 9]
+    assert one.scores.tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert two.layer == 2
+    with pytest.raises(HeavywaterError, match="layer 1"):
+        whole_sets([other, sequence_pb2.SequenceSet(layer=1, kv_head=-1, continued=True)])
 
 
 def test_get_sets_are_disjoint_and_hold_all_positions(client: Client) -> None:

@@ -184,12 +184,14 @@ TEST_P(BackendTest, GainsStayAsTheyAreWhenNotAskedFor) {
                         .num_tokens = 1,
                         .first_position = 49,
                         .accumulate_gains = false};
+  const DeviceBuffer scratch = AttendScratch(backend(), shape, {&item, 1});
   Stream stream;
   ASSERT_TRUE(backend()
                   .Attend(shape,
                           {.items = {&item, 1},
                            .queries = queries.As<float>(),
                            .out = out.As<float>(),
+                           .scratch = scratch.As<std::byte>(),
                            .scale = 1},
                           stream)
                   .ok());
@@ -201,6 +203,8 @@ TEST_P(BackendTest, AHeadSizeThatIsNoMultipleOfEightIsInvalid) {
   const absl::Status status = backend().Attend(Shape(2, 1, 60, KvDtype::kFloat32), {}, stream);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("head_dim is 60"), std::string::npos) << status;
+  EXPECT_EQ(backend().CheckShape(Shape(2, 1, 60, KvDtype::kFloat32)), status);
+  EXPECT_TRUE(backend().CheckShape(Shape(2, 1, 64, KvDtype::kFloat32)).ok());
 }
 
 }  // namespace

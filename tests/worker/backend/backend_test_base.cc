@@ -42,6 +42,13 @@ AttendCase AttendCase::Alone(size_t item) const {
       .scale = scale};
 }
 
+DeviceBuffer AttendScratch(Backend& backend, const KvShape& shape,
+                           std::span<const AttendItem> items) {
+  int64_t capacity = 0;
+  for (const AttendItem& item : items) capacity = std::max(capacity, item.layer.capacity);
+  return *backend.Allocate(backend.AttendScratchBytes(shape, capacity));
+}
+
 AttendOutcome RunAttend(Backend& backend, const AttendCase& attend) {
   std::vector<DeviceLayer> layers;
   std::vector<AttendItem> items;
@@ -57,11 +64,13 @@ AttendOutcome RunAttend(Backend& backend, const AttendCase& attend) {
   }
   const DeviceBuffer queries = Upload(backend, attend.queries);
   const DeviceBuffer out = Upload(backend, std::vector<float>(attend.queries.size(), NAN));
+  const DeviceBuffer scratch = AttendScratch(backend, attend.shape, items);
   Stream stream;
   const absl::Status status = backend.Attend(attend.shape,
                                              {.items = items,
                                               .queries = queries.As<float>(),
                                               .out = out.As<float>(),
+                                              .scratch = scratch.As<std::byte>(),
                                               .scale = attend.scale},
                                              stream);
   EXPECT_TRUE(status.ok()) << status;
@@ -100,6 +109,9 @@ AttendOutcome RunPrompt(Backend& backend, const PromptCase& prompt) {
   int64_t first = 0;
   Stream stream;
   for (const int64_t tokens : prompt.chunks) {
+    // Exactly what is asked for, so that sanitizers see a byte too many.
+    const DeviceBuffer scratch =
+        *backend.Allocate(backend.PromptScratchBytes(prompt.shape, first + tokens));
     const absl::Status status =
         backend.AttendPrompt(prompt.shape,
                              {.layer = layer.view(),
@@ -108,6 +120,7 @@ AttendOutcome RunPrompt(Backend& backend, const PromptCase& prompt) {
                               .score_from = prompt.score_from,
                               .queries = queries.As<float>(first * row * 4, tokens * row),
                               .out = out.As<float>(first * row * 4, tokens * row),
+                              .scratch = scratch.As<std::byte>(),
                               .scale = prompt.scale},
                              stream);
     EXPECT_TRUE(status.ok()) << status;

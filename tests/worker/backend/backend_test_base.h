@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,9 @@ struct AttendOutcome {
   std::vector<float> out;
   std::vector<std::vector<int64_t>> gains;  // [item][num_kv_heads * capacity]
 };
+// Exactly what the backend asks for.
+DeviceBuffer AttendScratch(Backend& backend, const KvShape& shape,
+                           std::span<const AttendItem> items);
 AttendOutcome RunAttend(Backend& backend, const AttendCase& attend);
 
 // Sequences of random lengths with holes in their tables, queries at and before

@@ -59,8 +59,8 @@ TEST(AgreementTest, AStatusIsTheRanksOwnOrNamesTheRankThatFailed) {
   const absl::Status other = ranks[2].CheckStatus(0, absl::OkStatus());
   EXPECT_EQ(other.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(other.message()), HasSubstr("rank 1 reports RESOURCE_EXHAUSTED"));
-  EXPECT_TRUE(ranks[0].AnyOk(0));
-  EXPECT_FALSE(Exchange({{3}, {3}})[0].AnyOk(0));
+  EXPECT_TRUE(ranks[0].AnySet(0));
+  EXPECT_FALSE(Exchange({{0}, {0}})[0].AnySet(0));
 }
 
 TEST(AgreementTest, AnUnknownCodeIsStillAnError) {

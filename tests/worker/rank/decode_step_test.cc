@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/worker/rank/plain_sequence.h"
 #include "tests/worker/rank/test_group.h"
+#include "worker/rank/sequence_cache.h"
 
 namespace heavywater {
 namespace {
@@ -86,7 +87,7 @@ class DecodeStepTest : public ::testing::Test {
   std::vector<PlainSequence> plain_;
 };
 
-int64_t HeaderSize(int world_size, int num_items) { return (2 + 4 * num_items) * world_size; }
+int64_t HeaderSize(int world_size, int num_items) { return (2 + 5 * num_items) * world_size; }
 
 // Sets what rank 1 contributes to the scores to zero.
 void ZeroScoresOfRank1(std::vector<DeviceSpan<int64_t>>& buffers) {
@@ -116,6 +117,20 @@ TEST_F(DecodeStepTest, AMissingContributionIsNoticedWhereRanksShareAKvHead) {
     EXPECT_EQ(status.code(), kFailedPrecondition);
     EXPECT_THAT(std::string(status.message()), HasSubstr("sums to 1, want 2"));
   }
+  EXPECT_EQ(StateOf(*group_, 1), before);
+  ExpectGoesOn(1);
+}
+
+TEST_F(DecodeStepTest, GainsOfOneRankAloneThatAreWrongFailTheItemOnEveryRank) {
+  Start(2, Scope::kKvHead);  // a KV head each: no gains are reduced
+  const State before = StateOf(*group_, 1);
+  const LayerView layer = (*group_->cache(1).Find(1))->View(1);
+  layer.gains.device_address()[3] += int64_t{1} << 32;
+  const StepDescriptor descriptor = group_->Describe({Next(1), Next(2)});
+  const std::vector<absl::Status> statuses = ItemStatusWith(descriptor, nullptr);
+  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("rank 1 reports FAILED_PRECONDITION"));
+  EXPECT_THAT(std::string(statuses[1].message()), HasSubstr("layer 1, set 0 sums to 3, want 2"));
+  EXPECT_TRUE(group_->step(0).item_status()[1].ok());
   EXPECT_EQ(StateOf(*group_, 1), before);
   ExpectGoesOn(1);
 }

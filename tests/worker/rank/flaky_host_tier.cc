@@ -17,7 +17,9 @@ absl::Status FlakyHostTier::Reserve(SequenceId sequence, int64_t first_page, int
   ++num_reserves;
   if (!reserve_status.ok()) return reserve_status;
   Sequence& open = sequences_.at(sequence);
+  if (open.lost) return absl::UnavailableError("lost");
   for (int64_t page = first_page; page < first_page + num_pages; ++page) {
+    HW_CHECK(!open.skipped.contains(page));
     for (int layer = 0; layer < open.geometry.num_layers; ++layer) {
       for (int head = open.heads.first; head < open.heads.first + open.heads.count; ++head) {
         std::vector<std::byte>& bytes = open.pages[{layer, head, page}];
@@ -27,6 +29,12 @@ absl::Status FlakyHostTier::Reserve(SequenceId sequence, int64_t first_page, int
     }
   }
   return absl::OkStatus();
+}
+
+void FlakyHostTier::Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) {
+  Sequence& open = sequences_.at(sequence);
+  HW_CHECK(first_page * open.geometry.page_tokens >= open.watermark);
+  for (int64_t page = first_page; page < first_page + num_pages; ++page) open.skipped.insert(page);
 }
 
 std::byte* FlakyHostTier::Page(SequenceId sequence, int layer, int kv_head, int64_t page) {
@@ -41,13 +49,19 @@ void FlakyHostTier::Publish(SequenceId sequence, int64_t tokens) {
   open.watermark = tokens;
 }
 
-void FlakyHostTier::CloseSequence(SequenceId sequence) {
-  const auto found = sequences_.find(sequence);
-  HW_CHECK(found != sequences_.end());
-  for (const auto& [key, bytes] : found->second.pages) {
+void FlakyHostTier::Lose(SequenceId sequence) {
+  Sequence& open = sequences_.at(sequence);
+  for (const auto& [key, bytes] : open.pages) {
     reserved_bytes_ -= static_cast<int64_t>(bytes.size());
   }
-  sequences_.erase(found);
+  open.pages.clear();
+  open.lost = true;
+}
+
+void FlakyHostTier::CloseSequence(SequenceId sequence) {
+  HW_CHECK(sequences_.contains(sequence));
+  Lose(sequence);
+  sequences_.erase(sequence);
 }
 
 }  // namespace heavywater

@@ -54,7 +54,9 @@ PlainPolicy PlainPolicyOf(const PolicyOptions& options) {
           .pooling = options.pooling,
           .pool_kernel = options.pool_kernel,
           .plan_interval_steps = options.plan_interval_steps,
-          .decay = options.decay};
+          .decay = options.decay,
+          .pooled_seeds = options.pooled_seeds,
+          .recall = options.recall};
 }
 
 void PlainLayer::Remember(std::span<const float> k, std::span<const float> v) {
@@ -70,19 +72,33 @@ void PlainLayer::Remember(std::span<const float> k, std::span<const float> v) {
   }
 }
 
+// The scale as the backends get it: a float.
+double PlainLayer::Logit(std::span<const float> query, int kv_head, Position position) const {
+  double dot = 0;
+  for (int i = 0; i < shape_.head_dim; ++i) {
+    dot += query[i] * keys_[position][kv_head * shape_.head_dim + i];
+  }
+  return dot * static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
+}
+
+double PlainLayer::LogSumExp(std::span<const float> query, int kv_head,
+                             const std::vector<Position>& positions) const {
+  double largest = -std::numeric_limits<double>::infinity();
+  for (Position p : positions) largest = std::max(largest, Logit(query, kv_head, p));
+  double sum = 0;
+  for (Position p : positions) sum += std::exp(Logit(query, kv_head, p) - largest);
+  return largest + std::log(sum);
+}
+
 std::vector<double> PlainLayer::AttendHead(std::span<const float> query, int kv_head,
                                            const std::vector<Position>& positions,
                                            std::span<float> out) const {
-  // As the backends get it: the scale is a float.
-  const double scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
   const int first = kv_head * shape_.head_dim;
   std::vector<double> weights;
   double largest = -std::numeric_limits<double>::infinity();
   for (Position position : positions) {
-    double dot = 0;
-    for (int i = 0; i < shape_.head_dim; ++i) dot += query[i] * keys_[position][first + i];
-    weights.push_back(dot * scale);
-    largest = std::max(largest, dot * scale);
+    weights.push_back(Logit(query, kv_head, position));
+    largest = std::max(largest, weights.back());
   }
   double sum = 0;
   for (double& weight : weights) sum += weight = std::exp(weight - largest);
@@ -106,6 +122,13 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
   sets_.resize(num_sets);
   gains_.resize(num_sets);
   choices_.resize(num_sets);
+  demoted_.resize(num_sets);
+  unreported_.resize(shape_.num_kv_heads);
+  fresh_.resize(shape_.num_kv_heads);
+  sketches_.assign(shape_.num_kv_heads, PlainSketch({.recall = policy_.recall,
+                                                     .head_dim = shape_.head_dim,
+                                                     .page_tokens = shape_.page_tokens}));
+  Observe(q);
 
   const int64_t window = std::min(policy_.window, prompt_tokens_);
   std::vector<std::vector<int64_t>> sums(num_sets, std::vector<int64_t>(prompt_tokens_));
@@ -135,11 +158,18 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
     if (Votes(policy_.policy)) {
       sums[set].resize(prompt_tokens_ - window);
       ranking = Pooled(sums[set], policy_.pooling, policy_.pool_kernel);
+      for (const auto& [position, vote] : ranking) {
+        const int shares = policy_.pooling == Pooling::kAverage ? policy_.pool_kernel : 1;
+        if (policy_.pooled_seeds) {
+          sets_[set][position] = std::llrint(static_cast<double>(vote) / shares);
+        }
+      }
       for (Position p = 0; p < prompt_tokens_; ++p) ranking.try_emplace(p, 0);
       recent = std::min(window, policy_.budget_tokens - policy_.sink_tokens);
     }
     Choose(set, ranking, recent);
   }
+  Sketch();
   return out;
 }
 
@@ -155,20 +185,34 @@ std::vector<float> PlainLayer::Append(std::span<const float> q, std::span<const 
 std::vector<float> PlainLayer::Append(std::span<const float> q, std::span<const float> k,
                                       std::span<const float> v, bool plan_due) {
   const int64_t first = tokens_seen();
+  const int group = shape_.num_query_heads / shape_.num_kv_heads;
+  const size_t width = static_cast<size_t>(group) * shape_.head_dim;  // of a KV head's queries
   Remember(k, v);
+  Observe(q);
   std::vector<float> out(q.size());
   for (int64_t t = first; t < tokens_seen(); ++t, ++since_plan_) {
     for (Ledger& set : sets_) set[static_cast<Position>(t)] = 0;
-    for (int head = 0; head < shape_.num_query_heads; ++head) {
-      const int kv_head = head / (shape_.num_query_heads / shape_.num_kv_heads);
+    for (int kv_head = 0; kv_head < shape_.num_kv_heads; ++kv_head) {
+      const Ledger& residents = sets_[SetOf(kv_head)];
       std::vector<Position> visible;
-      for (const auto& [position, score] : sets_[SetOf(kv_head)]) visible.push_back(position);
-      const size_t row = ((t - first) * shape_.num_query_heads + head) * shape_.head_dim;
-      const std::vector<double> probabilities =
-          AttendHead(q.subspan(row, shape_.head_dim), kv_head, visible,
-                     std::span(out).subspan(row, shape_.head_dim));
-      for (size_t i = 0; i < visible.size(); ++i) {
-        gains_[SetOf(kv_head)][visible[i]] += Fixed(probabilities[i]);
+      for (const auto& [position, score] : residents) visible.push_back(position);
+      const size_t row = ((t - first) * shape_.num_kv_heads + kv_head) * width;
+      std::vector<double> lse;
+      for (int g = 0; g < group && policy_.recall.enabled; ++g) {
+        lse.push_back(
+            LogSumExp(q.subspan(row + g * shape_.head_dim, shape_.head_dim), kv_head, visible));
+      }
+      const std::vector<Position> picks = Pick(kv_head, q.subspan(row, width), lse);
+      visible.insert(visible.end(), picks.begin(), picks.end());
+      for (int g = 0; g < group; ++g) {
+        const size_t at = row + g * shape_.head_dim;
+        const std::vector<double> probabilities =
+            AttendHead(q.subspan(at, shape_.head_dim), kv_head, visible,
+                       std::span(out).subspan(at, shape_.head_dim));
+        for (size_t i = 0; i < visible.size(); ++i) {
+          Ledger& gains = residents.contains(visible[i]) ? gains_[SetOf(kv_head)] : fresh_[kv_head];
+          gains[visible[i]] += Fixed(probabilities[i]);
+        }
       }
     }
   }
@@ -176,23 +220,114 @@ std::vector<float> PlainLayer::Append(std::span<const float> q, std::span<const 
   return out;
 }
 
+// Squares of the queries, summed over each KV head's group.
+void PlainLayer::Observe(std::span<const float> q) {
+  const int group = shape_.num_query_heads / shape_.num_kv_heads;
+  const size_t width = static_cast<size_t>(group) * shape_.head_dim;
+  for (size_t row = 0; row < q.size() / width; ++row) {
+    std::vector<double> squares(shape_.head_dim);
+    for (size_t i = 0; i < width; ++i) {
+      const double value = q[row * width + i];
+      squares[i % shape_.head_dim] += value * value;
+    }
+    sketches_[row % shape_.num_kv_heads].Observe(std::move(squares));
+  }
+}
+
+std::vector<Position> PlainLayer::Pick(int kv_head, std::span<const float> q,
+                                       std::vector<double> lse) {
+  if (!policy_.recall.enabled || sketched_tokens_ == 0) return {};
+  std::vector<Position> demoted;
+  for (const auto& [position, entry] : demoted_[SetOf(kv_head)]) demoted.push_back(position);
+  std::vector<std::vector<float>> queries;
+  for (size_t i = 0; i < q.size(); i += shape_.head_dim) {
+    queries.emplace_back(q.begin() + i, q.begin() + i + shape_.head_dim);
+  }
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
+  return sketches_[kv_head].Pick(queries, lse, scale, demoted);
+}
+
 void PlainLayer::ForgetGains() {
   for (Ledger& gains : gains_) gains.clear();
+  for (Ledger& gains : fresh_) gains.clear();
   since_plan_ = 0;
+}
+
+std::vector<std::vector<double>> PlainLayer::KeysOf(int kv_head) const {
+  std::vector<std::vector<double>> keys;
+  for (const Rows& row : keys_) {
+    const auto first = row.begin() + kv_head * shape_.head_dim;
+    keys.emplace_back(first, first + shape_.head_dim);
+  }
+  return keys;
+}
+
+// After a plan or the prompt: codes of what is new, once something was demoted.
+void PlainLayer::Sketch() {
+  const bool any = std::any_of(demoted_.begin(), demoted_.end(),
+                               [](const auto& demoted) { return !demoted.empty(); });
+  if (!policy_.recall.enabled || !any) return;
+  const bool needed = sketched_tokens_ == 0 || tokens_seen() - sketched_tokens_ >= 16 ||
+                      tokens_seen() / shape_.page_tokens > sketched_tokens_ / shape_.page_tokens ||
+                      tokens_seen() - policy_.recent_tokens > sketched_tokens_;
+  for (int head = 0; head < shape_.num_kv_heads && needed; ++head) {
+    if (sketched_tokens_ == 0) sketches_[head].Choose(KeysOf(head));
+    sketches_[head].Encode(KeysOf(head), static_cast<Position>(sketched_tokens_));
+  }
+  if (needed) sketched_tokens_ = tokens_seen();
+}
+
+void PlainLayer::Demote(int set, Position position, int64_t score) {
+  demoted_[set][position] = {.score = score, .clock = clock_};
+}
+
+void PlainLayer::TakeReports(int set) {
+  Ledger reported;
+  for (int head = 0; head < shape_.num_kv_heads; ++head) {
+    if (SetOf(head) != set) continue;
+    std::vector<std::pair<int64_t, Position>> ranked;
+    for (const auto& [position, gain] : unreported_[head]) {
+      if (gain > 0) ranked.emplace_back(-gain, position);
+    }
+    std::sort(ranked.begin(), ranked.end());
+    ranked.resize(std::min<size_t>(ranked.size(), policy_.recall.promote_candidates));
+    for (const auto& [gain, position] : ranked) {
+      reported[position] -= gain;
+      unreported_[head].erase(position);
+    }
+  }
+  for (const auto& [position, gain] : reported) {
+    Demoted& entry = demoted_[set].at(position);
+    double decay = 1;
+    for (int64_t i = entry.clock; i < clock_; ++i) decay *= policy_.decay;
+    entry.score = std::llrint(static_cast<double>(entry.score) * decay) + gain;
+    entry.clock = clock_;
+    sets_[set][position] = entry.score;  // competes
+  }
 }
 
 void PlainLayer::Plan() {
   double decay = 1;
   for (int64_t i = 0; i < since_plan_; ++i) decay *= policy_.decay;
+  clock_ += since_plan_;
+  for (int head = 0; head < shape_.num_kv_heads; ++head) {
+    for (const auto& [position, gain] : fresh_[head]) unreported_[head][position] += gain;
+    fresh_[head].clear();
+  }
   for (size_t set = 0; set < sets_.size(); ++set) {
     for (auto& [position, score] : sets_[set]) {
       if (!AddsScores(policy_.policy)) continue;
       score = std::llrint(static_cast<double>(score) * decay) + gains_[set][position];
     }
     gains_[set].clear();
+    const bool full = static_cast<int64_t>(sets_[set].size()) > policy_.budget_tokens;
+    if (policy_.recall.enabled && full && AddsScores(policy_.policy)) {
+      TakeReports(static_cast<int>(set));
+    }
     Choose(static_cast<int>(set), Ledger(sets_[set]), policy_.recent_tokens);
   }
   since_plan_ = 0;
+  Sketch();
 }
 
 // Leaves sinks, the last `recent` positions, and the best of the rest.
@@ -212,7 +347,17 @@ void PlainLayer::Choose(int set, const Ledger& ranking, int64_t recent) {
   std::sort(rest.begin(), rest.end());
   HW_CHECK(room >= 0 && room <= static_cast<int64_t>(rest.size()));
   if (room > 0) choices_[set].cut = -rest[room - 1].first;
-  for (size_t i = room; i < rest.size(); ++i) sets_[set].erase(rest[i].second);
+  for (size_t i = room; i < rest.size(); ++i) {
+    const Position position = rest[i].second;
+    if (policy_.recall.enabled) Demote(set, position, sets_[set][position]);
+    sets_[set].erase(position);
+  }
+  for (const auto& [position, score] : sets_[set]) {  // those that came back
+    if (demoted_[set].erase(position) == 0) continue;
+    for (int head = 0; head < shape_.num_kv_heads; ++head) {
+      if (SetOf(head) == set) unreported_[head].erase(position);
+    }
+  }
 }
 
 }  // namespace heavywater

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cache_service/base/ids.h"
+#include "tests/worker/rank/plain_recall.h"
 #include "worker/cache/kv_layout.h"
 #include "worker/policy/policy.h"
 
@@ -26,6 +27,8 @@ struct PlainPolicy {
   int pool_kernel = 5;
   int plan_interval_steps = 1;
   double decay = 1.0;
+  bool pooled_seeds = false;
+  RecallOptions recall;
 };
 // From options that give their budget in tokens.
 PlainPolicy PlainPolicyOf(const PolicyOptions& options);
@@ -36,6 +39,7 @@ struct PlainShape {
   int num_kv_heads = 1;
   int head_dim = 8;
   KvDtype dtype = KvDtype::kFloat32;
+  int page_tokens = 16;
 };
 
 using Ledger = std::map<Position, int64_t>;  // of one set: resident -> score, 2^-32
@@ -72,9 +76,24 @@ class PlainLayer {
 
  private:
   using Rows = std::vector<double>;  // [num_kv_heads][head_dim] of one position
+  struct Demoted {
+    int64_t score = 0;
+    int64_t clock = 0;  // queries for which it has decayed
+  };
 
   void Remember(std::span<const float> k, std::span<const float> v);
   int SetOf(int kv_head) const { return sets_.size() == 1 ? 0 : kv_head; }
+  std::vector<Position> Pick(int kv_head, std::span<const float> q, std::vector<double> lse);
+  double LogSumExp(std::span<const float> query, int kv_head,
+                   const std::vector<Position>& positions) const;
+  double Logit(std::span<const float> query, int kv_head, Position position) const;
+  void Observe(std::span<const float> q);
+  std::vector<std::vector<double>> KeysOf(int kv_head) const;
+  void Demote(int set, Position position, int64_t score);
+  // Proposals of the KV heads that share the set, into its scores.
+  void TakeReports(int set);
+  void Sketch();
+
   // One query head over `positions`: adds its output; returns probabilities.
   std::vector<double> AttendHead(std::span<const float> query, int kv_head,
                                  const std::vector<Position>& positions,
@@ -89,6 +108,12 @@ class PlainLayer {
   std::vector<Ledger> sets_;
   std::vector<Ledger> gains_;  // since the last plan
   std::vector<PlainChoice> choices_;
+  std::vector<std::map<Position, Demoted>> demoted_;  // by set
+  std::vector<Ledger> unreported_;                    // gains of demoted positions, by KV head
+  std::vector<Ledger> fresh_;                         // those since the last plan
+  std::vector<PlainSketch> sketches_;                 // by KV head
+  int64_t sketched_tokens_ = 0;
+  int64_t clock_ = 0;
   int64_t prompt_tokens_ = 0;
   int64_t since_plan_ = 0;
 };

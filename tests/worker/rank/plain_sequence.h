@@ -29,10 +29,10 @@ class PlainSequence {
   // Only the sets: positions that differ, of which none may have a ranking
   // farther than 1e-4 (relative) from the cut: then -1.
   int64_t CountDifferentNearTheCut(TestGroup& group, SequenceId sequence) const;
-
- private:
+  // Only what attention returned for the last call's tokens.
   std::string CompareAttention(TestGroup& group, int layer) const;
 
+ private:
   const TestGroup& group_;
   std::vector<PlainLayer> layers_;
   std::vector<int32_t> last_tokens_;

@@ -1,6 +1,7 @@
 #include "worker/rank/prompt_pass.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -116,6 +117,23 @@ TEST(PromptPassTest, AnotherRanksFailureEndsThePromptHere) {
   const absl::Status status = group.RunPrompt(1, TestTokens(0, 40));
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1 reports DATA_LOSS"));
+}
+
+TEST(PromptPassTest, NotANumberInOneRanksQueriesEndsThePromptOnEveryRank) {
+  for (Scope scope : {Scope::kLayer, Scope::kKvHead}) {
+    TestGroupOptions options = Options(2);
+    options.rows = [shape = TestShape(options, 0)](int layer, int32_t token, Position position) {
+      SyntheticRow row = MakeSyntheticRow(shape, 1, layer, token, position);
+      if (position == 39) row.q.back() = std::nanf("");  // the last head: rank 1's
+      return row;
+    };
+    TestGroup group(options);
+    SequenceOptions sequence = TestSequence(Policy::kSnapKvH2o, scope, 8, 8, 40);
+    sequence.policy.window = 1;
+    ASSERT_TRUE(group.Open(1, sequence).ok());
+    // RunPrompt() checks that all ranks return the same code.
+    EXPECT_EQ(group.RunPrompt(1, TestTokens(0, 40)).code(), absl::StatusCode::kFailedPrecondition);
+  }
 }
 
 TEST(PromptPassTest, WrongSequencesAndLengthsAreRefused) {

@@ -81,9 +81,12 @@ TestGroup::TestGroup(const TestGroupOptions& options) : options_(options), rows_
 }
 
 absl::Status TestGroup::Everywhere(const std::function<absl::Status(int)>& call) {
-  const absl::Status first = call(0);
+  std::vector<absl::Status> statuses;
+  for (int rank = 0; rank < world_size(); ++rank) statuses.push_back(call(rank));
+  statuses_ = std::move(statuses);
+  const absl::Status& first = statuses_[0];
   for (int rank = 1; rank < world_size(); ++rank) {
-    const absl::Status other = call(rank);
+    const absl::Status& other = statuses_[rank];
     if (other.code() == first.code()) continue;
     return absl::InternalError(absl::StrCat("rank 0 returns ", first.ToString(), ", rank ", rank,
                                             " returns ", other.ToString()));
@@ -212,7 +215,8 @@ PlainShape TestGroup::plain_shape() const {
   return {.num_query_heads = options_.query_heads,
           .num_kv_heads = options_.kv_heads,
           .head_dim = options_.head_dim,
-          .dtype = options_.dtype};
+          .dtype = options_.dtype,
+          .page_tokens = options_.page_tokens};
 }
 
 }  // namespace heavywater

@@ -31,9 +31,9 @@ struct TestGroupOptions {
   int64_t reserve_ahead_tokens = 32;
   int64_t device_memory_bytes = 0;
   uint64_t seed = 1;
-  RowSource rows;                // of Q, K and V; none: made from the seed
-  bool cpu_backend = false;      // or the reference
-  std::vector<HostTier*> tiers;  // one for each rank, or none
+  RowSource rows = {};                // of Q, K and V; none: made from the seed
+  bool cpu_backend = false;           // or the reference
+  std::vector<HostTier*> tiers = {};  // one for each rank, or none
 };
 
 // One token of each of some sequences, or more.
@@ -65,6 +65,9 @@ class TestGroup {
   absl::Status Append(const std::vector<TestAppend>& appends);
   StepDescriptor Describe(const std::vector<TestAppend>& appends);
 
+  // Of each rank, where the last call ended.
+  const std::vector<absl::Status>& statuses() const { return statuses_; }
+
   // Called between Before() and the sum, with every rank's buffer.
   std::function<void(std::vector<DeviceSpan<int64_t>>&)> tamper;
 
@@ -92,6 +95,7 @@ class TestGroup {
   RowSource rows_;
   std::vector<Rank> ranks_;
   uint64_t next_step_ = 0;
+  std::vector<absl::Status> statuses_;
 };
 
 // This rank's share of the model.

@@ -153,6 +153,7 @@ TEST_F(WriteThroughTest, AFullTierDropsWhatHasNoPageAndNeverCallsItDemoted) {
   EXPECT_GT(stats.tokens_dropped, 0);
   EXPECT_EQ(stats.tokens_resident + stats.tokens_demoted + stats.tokens_dropped, 60);
   EXPECT_THAT(group_->cache().Report(1, false)->unbacked, ElementsAre(PositionRange{48, 60}));
+  EXPECT_THAT(tiers_[0].skipped(1), ElementsAre(3)) << "the tier knows it at once";
 
   // Room again: from the next page on positions are kept.
   tiers_[0].reserve_status = absl::OkStatus();
@@ -169,6 +170,32 @@ TEST_F(WriteThroughTest, AnOutageNeverStopsASequence) {
   tiers_[0].reserve_status = absl::UnavailableError("the service is away");
   AppendUntil(60);
   EXPECT_EQ(group_->cache().Stats(1)->tokens_unbacked, 12);
+}
+
+TEST_F(WriteThroughTest, WhenTheTierHasLostTheSequenceNothingCountsAsDemoted) {
+  Start(/*world_size=*/2);
+  Open(Sequence());
+  AppendUntil(40);
+  EXPECT_EQ(group_->cache().Stats(1)->tokens_demoted, 30);
+  tiers_[0].Lose(1);
+  for (const int64_t seen : {40, 44}) {
+    AppendUntil(seen);
+    const SequenceStats stats = *group_->cache().Stats(1);
+    EXPECT_EQ(stats.tokens_resident, 10);
+    EXPECT_EQ(stats.tokens_demoted, 0);
+    EXPECT_EQ(stats.tokens_dropped, seen - 10);
+    EXPECT_EQ(stats.host_bytes, 0);
+    EXPECT_THAT(group_->cache().Report(1, false)->unbacked,
+                ElementsAre(PositionRange{0, static_cast<Position>(seen)}));
+  }
+  EXPECT_EQ(group_->cache(1).Stats(1)->tokens_demoted, 34) << "each rank speaks for its heads";
+}
+
+TEST_F(WriteThroughTest, OnlyARankWithoutPagesVouchesForItsPositionsInReports) {
+  Start(/*world_size=*/4, /*kv_heads=*/2);
+  Open(Sequence());
+  EXPECT_EQ(group_->cache(0).Report(1, false)->watermark, 0) << "the page store knows";
+  EXPECT_EQ(group_->cache(1).Report(1, false)->watermark, 20) << "rank 0 writes its head's pages";
 }
 
 TEST_F(WriteThroughTest, AFailingTierIsNotAskedInEveryStep) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -49,11 +50,40 @@ void ExpectWhole(const v1::SequenceSet& set, int64_t tokens_seen) {
   all.insert(set.recent().begin(), set.recent().end());
   const std::set<int64_t> demoted = FromRanges(set.demoted_ranges());
   all.insert(demoted.begin(), demoted.end());
+  const std::set<int64_t> dropped = FromRanges(set.dropped_ranges());
+  all.insert(dropped.begin(), dropped.end());
   EXPECT_EQ(static_cast<int64_t>(all.size()), tokens_seen);
   int64_t next = 0;
   for (int64_t position : all) EXPECT_EQ(position, next++);
+}
+
+void ExpectAllKept(const v1::SequenceSet& set, int64_t tokens_seen) {
+  ExpectWhole(set, tokens_seen);
   EXPECT_TRUE(set.dropped_ranges().empty());
 }
+
+// A rank's dump: rows of every layer, head and position.
+class Dump {
+ public:
+  Dump(SequenceId sequence, int rank) {
+    const std::string stem = absl::StrCat(::testing::TempDir(), "/seq", sequence, "_rank", rank);
+    std::ifstream json_file(stem + ".json");
+    json = nlohmann::json::parse(json_file);
+    std::ifstream kv_file(stem + ".kv", std::ios::binary);
+    std::stringstream rows;
+    rows << kv_file.rdbuf();
+    kv = rows.str();
+  }
+  std::string Row(int layer, int head, int64_t position) const {
+    const auto bytes = json["row_bytes"].get<size_t>();
+    const auto seen = json["tokens_seen"].get<size_t>();
+    const size_t column = layer * json["num_kv_heads"].get<size_t>() + head;
+    return kv.substr((column * seen + position) * bytes, bytes);
+  }
+
+  nlohmann::json json;
+  std::string kv;
+};
 
 class CacheLinkTest : public ::testing::Test {
  protected:
@@ -82,7 +112,7 @@ TEST_F(CacheLinkTest, EverySeenPositionIsInASetAndReadsBackWhetherMappedOrStream
     const auto sets = service_.SetsAt(sequence, generated.summary.plan());
     ASSERT_THAT(sets, SizeIs(kTinyLayers));
     for (const v1::SequenceSet& set : sets) {
-      ExpectWhole(set, 49);
+      ExpectAllKept(set, 49);
       for (int64_t position : FromRanges(set.demoted_ranges())) {
         for (int head = 0; head < kTinyKvHeads; ++head) {
           const auto row = service_.ReadRow(sequence, set.layer(), head, position);
@@ -106,9 +136,8 @@ TEST_F(CacheLinkTest, TheDumpHoldsWhatTheServiceSays) {
   const auto sets = service_.SetsAt(sequence, generated.summary.plan());
   ASSERT_THAT(sets, SizeIs(kTinyLayers));
   for (int rank = 0; rank < 3; ++rank) {
-    const std::string stem = absl::StrCat(::testing::TempDir(), "/seq", sequence, "_rank", rank);
-    std::ifstream json_file(stem + ".json");
-    const auto json = nlohmann::json::parse(json_file);
+    const Dump dump(sequence, rank);
+    const nlohmann::json& json = dump.json;
     EXPECT_EQ(json["plan"], generated.summary.plan());
     EXPECT_EQ(json["tokens_seen"], 49);
     EXPECT_EQ(json["first_kv_head"], rank);
@@ -119,14 +148,9 @@ TEST_F(CacheLinkTest, TheDumpHoldsWhatTheServiceSays) {
       resident.insert(reported.recent().begin(), reported.recent().end());
       EXPECT_EQ(set["positions"].get<std::set<int64_t>>(), resident);
     }
-    std::ifstream kv_file(stem + ".kv", std::ios::binary);
-    std::stringstream kv;
-    kv << kv_file.rdbuf();
-    const size_t row_bytes = json["row_bytes"].get<size_t>();
-    ASSERT_EQ(kv.str().size(), kTinyLayers * 49 * row_bytes);
+    ASSERT_EQ(dump.kv.size(), kTinyLayers * 49 * json["row_bytes"].get<size_t>());
     for (int layer = 0; layer < kTinyLayers; ++layer) {
-      const size_t at = static_cast<size_t>(layer * 49 + 7) * row_bytes;
-      EXPECT_EQ(*service_.ReadRow(sequence, layer, rank, 7), kv.str().substr(at, row_bytes));
+      EXPECT_EQ(*service_.ReadRow(sequence, layer, rank, 7), dump.Row(layer, 0, 7));
     }
   }
 }
@@ -140,7 +164,7 @@ TEST_F(CacheLinkTest, ASequenceThatEndsBetweenPlansReportsItsLastState) {
     const auto sets =
         service_.SetsAt(generated.messages[0].sequence_id(), generated.summary.plan());
     ASSERT_THAT(sets, SizeIs(kTinyLayers));
-    for (const v1::SequenceSet& set : sets) ExpectWhole(set, 49);
+    for (const v1::SequenceSet& set : sets) ExpectAllKept(set, 49);
   }
   v1::GenerateRequest full = MakeRequest(SomeTokens(9, 1), 30);
   full.mutable_policy()->set_policy("full");
@@ -149,7 +173,7 @@ TEST_F(CacheLinkTest, ASequenceThatEndsBetweenPlansReportsItsLastState) {
   EXPECT_EQ(generated.summary.plan(), 2);
   const auto sets = service_.SetsAt(generated.messages[0].sequence_id(), 2);
   ASSERT_THAT(sets, SizeIs(kTinyLayers));
-  for (const v1::SequenceSet& set : sets) ExpectWhole(set, 38);
+  for (const v1::SequenceSet& set : sets) ExpectAllKept(set, 38);
 }
 
 TEST_F(CacheLinkTest, AnOutageStopsAndChangesNothingAndNewSequencesWaitForTheReturn) {
@@ -177,26 +201,42 @@ TEST_F(CacheLinkTest, AnOutageStopsAndChangesNothingAndNewSequencesWaitForTheRet
     ASSERT_TRUE(again.status.ok()) << again.status;
     EXPECT_EQ(again.tokens(), all);
     const auto sets = service_.SetsAt(again.messages[0].sequence_id(), again.summary.plan());
-    for (const v1::SequenceSet& set : sets) ExpectWhole(set, 63);
+    for (const v1::SequenceSet& set : sets) ExpectAllKept(set, 63);
   }
 }
 
-TEST_F(CacheLinkTest, ASequenceEndedAtTheServiceGoesOnForItsClient) {
-  ServerTestGroup group(model_, 1, WithCache());
+TEST_F(CacheLinkTest, ASequenceEndedOrLostAtTheServiceGoesOnForItsClientAndIsKeptNowhere) {
   const Generated undisturbed = [&] {
     ServerTestGroup other(model_, 1);
     other.Start();
     return other.Generate(Bounded(10, 54));
   }();
-  const auto generation = group.engine().Start(Bounded(10, 54));
-  ASSERT_TRUE(generation.ok()) << generation.status();
-  for (int round = 0; round < 10; ++round) ASSERT_TRUE(group.scheduler().RunOnce().ok());
-  ASSERT_TRUE(service_.Close((*generation)->sequence).ok());
-  absl::SleepFor(absl::Milliseconds(1500));  // heartbeats hear of it
-  group.Start();
-  const Generated generated = ServerTestGroup::ReadAll(**generation);
-  EXPECT_TRUE(generated.status.ok()) << generated.status;
-  EXPECT_EQ(generated.tokens(), undisturbed.tokens());
+  for (const bool restart : {false, true}) {
+    for (const bool stream : {false, true}) {
+      ServerTestGroup group(model_, 1, WithCache(stream));
+      const auto generation = group.engine().Start(Bounded(10, 54));
+      ASSERT_TRUE(generation.ok()) << generation.status();
+      for (int round = 0; round < 30; ++round) ASSERT_TRUE(group.scheduler().RunOnce().ok());
+      if (restart) {
+        service_.Stop();
+        service_.Start();
+      } else {
+        ASSERT_TRUE(service_.Close((*generation)->sequence).ok());
+      }
+      absl::SleepFor(absl::Milliseconds(restart ? 3000 : 1500));  // heartbeats hear of it
+      group.Start();
+      const Generated generated = ServerTestGroup::ReadAll(**generation);
+      EXPECT_TRUE(generated.status.ok()) << generated.status;
+      EXPECT_EQ(generated.tokens(), undisturbed.tokens());
+      const v1::SequenceCounts& counts = generated.summary.counts();
+      EXPECT_EQ(counts.tokens_demoted(), 0) << "restart " << restart << ", stream " << stream;
+      EXPECT_EQ(counts.tokens_dropped(), 63 - 14);
+      EXPECT_EQ(generated.summary.host_bytes(), 0);
+      // Some had been demoted before.
+      EXPECT_GT(generated.messages[20].counts().tokens_demoted(), 0);
+      EXPECT_EQ(generated.messages.back().counts().tokens_demoted(), 0);
+    }
+  }
 }
 
 TEST_F(CacheLinkTest, AFullHostTierStopsTheSequenceOrDropsPositions) {
@@ -220,6 +260,62 @@ TEST_F(CacheLinkTest, AFullHostTierStopsTheSequenceOrDropsPositions) {
                     generated.summary.counts().tokens_resident(),
                 59);
     }
+  }
+}
+
+TEST_F(CacheLinkTest, APageThatWasGivenUpStaysAMissWhenThereIsRoomAgain) {
+  for (const bool stream : {false, true}) {
+    service_.Stop();
+    // 8 positions take 6 places, and a sequence takes one more: 7 of the other
+    // sequence, and 13 for the first 16 positions of this one.
+    service_.config().set_host_bytes(20 << 12);
+    service_.Start();
+    ServerTestGroup group(model_, 1, [&](v1::WorkerConfig& config) {
+      WithCache(stream)(config);
+      config.set_on_host_full("drop");
+    });
+    const auto other = group.engine().Start(Bounded(4, 2));
+    ASSERT_TRUE(other.ok()) << other.status();
+    for (int round = 0; round < 3; ++round) ASSERT_TRUE(group.scheduler().RunOnce().ok());
+    const auto generation = group.engine().Start(Bounded(4, 56));
+    ASSERT_TRUE(generation.ok()) << generation.status();
+    for (int tokens = 0; tokens < 15; ++tokens) {  // up to position 17
+      std::optional<v1::GenerateResponse> token;
+      while (!(token = (*generation)->responses.Pop(absl::ZeroDuration())).has_value()) {
+        ASSERT_TRUE(group.scheduler().RunOnce().ok());
+      }
+    }
+    ASSERT_TRUE(service_.Close((*other)->sequence).ok());
+    absl::SleepFor(absl::Milliseconds(1000));
+    group.Start();
+    const Generated generated = ServerTestGroup::ReadAll(**generation);
+    ASSERT_TRUE(generated.status.ok()) << generated.status;
+    const SequenceId sequence = (*generation)->sequence;
+    const Dump dump(sequence, 0);
+    const auto sets = service_.SetsAt(sequence, generated.summary.plan());
+    ASSERT_THAT(sets, SizeIs(kTinyLayers));
+    for (const v1::SequenceSet& set : sets) {
+      ExpectWhole(set, 59);
+      EXPECT_EQ(set.dropped_ranges(0), 16) << "stream " << stream;
+      EXPECT_LE(set.dropped_ranges(1), 24);
+      const std::set<int64_t> demoted = FromRanges(set.demoted_ranges());
+      EXPECT_TRUE(std::any_of(demoted.begin(), demoted.end(), [](int64_t p) { return p > 23; }));
+      for (int head = 0; head < kTinyKvHeads; ++head) {
+        for (const int64_t position : demoted) {
+          const auto row = service_.ReadRow(sequence, set.layer(), head, position);
+          ASSERT_TRUE(row.ok()) << row.status();
+          EXPECT_EQ(*row, dump.Row(set.layer(), head, position));
+        }
+        for (const int64_t position : FromRanges(set.dropped_ranges())) {
+          const absl::Status miss =
+              service_.ReadRow(sequence, set.layer(), head, position).status();
+          EXPECT_EQ(miss.code(), absl::StatusCode::kNotFound) << position << ": " << miss;
+        }
+      }
+    }
+    const v1::SequenceCounts counts = service_.Get(sequence)->counts();
+    EXPECT_EQ(counts.tokens_dropped(), generated.summary.counts().tokens_dropped());
+    EXPECT_EQ(counts.tokens_demoted(), generated.summary.counts().tokens_demoted());
   }
 }
 

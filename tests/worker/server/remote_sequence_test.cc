@@ -105,19 +105,74 @@ TEST_F(RemoteSequenceTest, StreamedRowsAreCutAtPages) {
   EXPECT_EQ(last.rows[0], std::byte{8 + 16 + 2});
 }
 
-TEST_F(RemoteSequenceTest, SkippedPagesHaveNoMemoryAndHoldNothingUp) {
+TEST_F(RemoteSequenceTest, TheWatermarkPassesASkippedPageOnceTheServiceKnows) {
   RemoteSequence sequence(1, kGeometry, kHeads, view_);
   ASSERT_TRUE(sequence.AddGrant({0, 1}, Offsets(1), watermark_).ok());
-  sequence.SkipPages(2);
+  sequence.SkipPages(1, 2);
+  EXPECT_EQ(sequence.Page(0, 1, 1), nullptr);
+  EXPECT_EQ(sequence.ungranted_bytes(), 0);
+  sequence.Publish(7);
+  EXPECT_EQ(slab_->Watermark(watermark_).load(), 4) << "readers would take it for written";
+  const auto skipped = sequence.NextGrant(4);
+  EXPECT_TRUE(skipped.skipped);
+  EXPECT_EQ(skipped.first, 1);
+  EXPECT_EQ(skipped.count, 1);
+  sequence.AddSkip(skipped);
   const auto next = sequence.NextGrant(4);
+  EXPECT_FALSE(next.skipped);
   EXPECT_EQ(next.first, 2);
   EXPECT_EQ(next.count, 2);
   ASSERT_TRUE(sequence.AddGrant(next, Offsets(2), watermark_).ok());
-  EXPECT_EQ(sequence.Page(0, 1, 1), nullptr);
   EXPECT_NE(sequence.Page(0, 1, 2), nullptr);
   EXPECT_EQ(sequence.reserved_bytes(), 3 * sequence.page_row_bytes());
   sequence.Publish(11);
   EXPECT_EQ(slab_->Watermark(watermark_).load(), 11);
+}
+
+TEST_F(RemoteSequenceTest, AGrantThatWasOnItsWayDoesNotBringASkippedPageBack) {
+  for (const bool stream : {false, true}) {
+    RemoteSequence sequence(1, kGeometry, kHeads, stream ? nullptr : view_);
+    const auto offsets = [&](int64_t pages) {
+      return stream ? std::vector<int64_t>() : Offsets(pages);
+    };
+    ASSERT_TRUE(sequence.AddGrant({0, 1}, offsets(1), watermark_).ok());
+    const auto asked = sequence.NextGrant(4);
+    EXPECT_EQ(asked.count, 3);
+    sequence.SkipPages(1, 2);
+    ASSERT_TRUE(sequence.AddGrant(asked, offsets(3), watermark_).ok());
+    EXPECT_EQ(sequence.Page(0, 1, 1), nullptr);
+    EXPECT_NE(sequence.Page(0, 1, 3), nullptr);
+    auto next = sequence.NextGrant(4);
+    EXPECT_TRUE(next.skipped) << "the service has a place for it and must take it back";
+    EXPECT_EQ(next.first, 1);
+    EXPECT_EQ(next.count, 1);
+    sequence.AddSkip(next);
+    next = sequence.NextGrant(4);
+    EXPECT_EQ(next.first, 2);
+    EXPECT_EQ(next.count, 2);
+    ASSERT_TRUE(sequence.AddGrant(next, offsets(2), watermark_).ok());
+    EXPECT_EQ(sequence.NextGrant(4).count, 0);
+    EXPECT_EQ(sequence.reserved_bytes(), 3 * sequence.page_row_bytes());
+    sequence.Publish(9);
+    EXPECT_EQ(sequence.CommitEnd(), 9);
+  }
+}
+
+TEST_F(RemoteSequenceTest, APageThatHasComeMeanwhileIsGivenBackWhenItIsSkipped) {
+  RemoteSequence sequence(1, kGeometry, kHeads, view_);
+  ASSERT_TRUE(sequence.AddGrant({0, 3}, Offsets(3), watermark_).ok());
+  const auto asked = sequence.NextGrant(4);
+  sequence.Publish(4);
+  sequence.SkipPages(1, 2);
+  EXPECT_EQ(sequence.Page(0, 1, 1), nullptr);
+  ASSERT_TRUE(sequence.AddGrant(asked, Offsets(1), watermark_).ok());
+  const auto next = sequence.NextGrant(4);
+  EXPECT_TRUE(next.skipped);
+  EXPECT_EQ(next.first, 1);
+  sequence.Publish(8);
+  EXPECT_EQ(slab_->Watermark(watermark_).load(), 4);
+  sequence.AddSkip(next);
+  EXPECT_EQ(sequence.CommitEnd(), 8);
 }
 
 TEST_F(RemoteSequenceTest, OffsetsOutsideTheSlabAreRefused) {

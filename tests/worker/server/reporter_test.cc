@@ -84,6 +84,7 @@ QueuedReport Report(SequenceId sequence, int64_t plan, bool keep) {
 std::vector<int32_t> TokensOf(const std::vector<v1::PlanReport>& reports) {
   std::vector<int32_t> tokens;
   for (const v1::PlanReport& report : reports) {
+    if (report.tokens().empty()) continue;
     EXPECT_EQ(report.first_token(), static_cast<int64_t>(tokens.size()));
     tokens.insert(tokens.end(), report.tokens().begin(), report.tokens().end());
   }
@@ -133,6 +134,30 @@ TEST_F(ReporterTest, ADisagreementOfRanksIsNotSentAgain) {
   EXPECT_TRUE(reporter.Flush(absl::Seconds(10)));
   EXPECT_EQ(service_.calls(), 1);
   EXPECT_EQ(reporter.dropped(), 0);
+}
+
+// A message of gRPC holds 4 MiB.
+TEST_F(ReporterTest, AReportThatExceedsAMessageArrivesInParts) {
+  QueuedReport large = Report(1, 1, true);
+  large.report.set_tokens_seen(500'000);
+  large.report.clear_tokens();
+  for (int32_t i = 0; i < 500'000; ++i) large.report.add_tokens(1'000'000 + i);
+  v1::ReportedSet& set = *large.report.add_sets();
+  for (int32_t i = 0; i < 400'000; ++i) {
+    set.add_positions(i);
+    set.add_scores(int64_t{1} << 50);
+  }
+  ASSERT_GT(large.report.ByteSizeLong(), size_t{4} << 20);
+  Reporter reporter(*link_, {});
+  reporter.Push(large);
+  EXPECT_TRUE(reporter.Flush(absl::Seconds(20)));
+  EXPECT_EQ(reporter.dropped(), 0);
+  EXPECT_EQ(TokensOf(service_.reports()).size(), 500'000u);
+  int64_t positions = 0;
+  for (const v1::PlanReport& part : service_.reports()) {
+    for (const v1::ReportedSet& piece : part.sets()) positions += piece.positions_size();
+  }
+  EXPECT_EQ(positions, 400'000);
 }
 
 TEST_F(ReporterTest, EndsWhileTheServiceIsAway) {

@@ -8,7 +8,7 @@
 
 namespace heavywater {
 
-TestCacheService::TestCacheService() : config_(DefaultCacheConfig()) {
+TestCacheService::TestCacheService(Clock& clock) : clock_(clock), config_(DefaultCacheConfig()) {
   config_.set_listen_address("127.0.0.1:0");
   config_.set_metrics_address("");
   config_.set_host_bytes(16 << 20);
@@ -17,7 +17,7 @@ TestCacheService::TestCacheService() : config_(DefaultCacheConfig()) {
 }
 
 void TestCacheService::Start() {
-  auto server = CacheServer::Start(config_);
+  auto server = CacheServer::Start(config_, clock_);
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
   config_.set_listen_address(server_->address());

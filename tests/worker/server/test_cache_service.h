@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "cache_service/base/clock.h"
 #include "cache_service/base/ids.h"
 #include "cache_service/server/cache_server.h"
 #include "heavywater/v1/config.pb.h"
@@ -19,7 +20,8 @@ namespace heavywater {
 
 class TestCacheService {
  public:
-  TestCacheService();
+  // `clock` measures leases.
+  explicit TestCacheService(Clock& clock = Clock::Real());
   ~TestCacheService() { Stop(); }
 
   // At the address it had, if it ran before.
@@ -35,9 +37,10 @@ class TestCacheService {
   absl::StatusOr<std::string> ReadRow(SequenceId sequence, int layer, int kv_head,
                                       int64_t position);
   absl::Status Close(SequenceId sequence);
+  std::shared_ptr<grpc::Channel> Channel() const;
 
  private:
-  std::shared_ptr<grpc::Channel> Channel() const;
+  Clock& clock_;
 
   v1::CacheConfig config_;
   std::unique_ptr<CacheServer> server_;

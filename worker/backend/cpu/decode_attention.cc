@@ -3,8 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
 
-#include "worker/backend/cpu/aligned.h"
+#include "cache_service/base/check.h"
+#include "worker/backend/cpu/scratch.h"
 #include "worker/backend/host_memory.h"
 
 namespace heavywater {
@@ -18,10 +23,10 @@ int64_t NumBlocks(int64_t used) { return (used + kSlotBlock - 1) / kSlotBlock; }
 
 // What one unit needs until its blocks are merged.
 struct DecodeAttention::Scratch {
-  AlignedScratch<float> queries;     // [kMaxQueryRows][padded head_dim]
-  AlignedScratch<float> weights;     // [kMaxQueryRows][num_blocks * kSlotBlock]
-  AlignedScratch<float> out;         // [num_blocks][kMaxQueryRows][padded head_dim]
-  std::vector<BlockResult> results;  // [num_blocks]
+  float* queries = nullptr;        // [kMaxQueryRows][padded head_dim]
+  float* weights = nullptr;        // [kMaxQueryRows][num_blocks * kSlotBlock]
+  float* out = nullptr;            // [num_blocks][kMaxQueryRows][padded head_dim]
+  BlockResult* results = nullptr;  // [num_blocks]
   QueryRows rows;
 };
 
@@ -32,8 +37,8 @@ struct DecodeAttention::Unit {
   int64_t first_row = 0;  // counted over the item's tokens x the head's group
   int num_rows = 0;
   int64_t num_blocks = 0;
-  int64_t blocks_left = 0;           // guarded by DecodeAttention::mutex_
-  std::unique_ptr<Scratch> scratch;  // from the first block's start to the merge
+  int64_t blocks_left = 0;         // guarded by DecodeAttention::mutex_
+  std::optional<Scratch> scratch;  // from the first block's start to the merge
 
   // The row's token within the item.
   int64_t TokenOf(const KvShape& shape, int row) const {
@@ -51,6 +56,31 @@ struct DecodeAttention::Unit {
 DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
     : kernels_(DecodeKernelsOf(target)), pool_(pool) {}
 DecodeAttention::~DecodeAttention() = default;
+
+// As tasks are claimed in order, no more than num_threads + 1 units hold scratch
+// at a time.
+std::vector<DecodeAttention::Scratch> DecodeAttention::CutScratch(const KvShape& shape,
+                                                                  int64_t num_blocks,
+                                                                  std::byte* memory,
+                                                                  int64_t& bytes) const {
+  const int64_t padded = PaddedRow(shape.head_dim);
+  ScratchCutter cutter(memory);
+  std::vector<Scratch> parts(pool_.num_threads() + 1);
+  for (Scratch& part : parts) {
+    part.queries = cutter.Take<float>(kMaxQueryRows * padded);
+    part.weights = cutter.Take<float>(kMaxQueryRows * num_blocks * kSlotBlock);
+    part.out = cutter.Take<float>(num_blocks * kMaxQueryRows * padded);
+    part.results = cutter.Take<BlockResult>(num_blocks);
+  }
+  bytes = cutter.bytes();
+  return parts;
+}
+
+int64_t DecodeAttention::ScratchBytes(const KvShape& shape, int64_t capacity) const {
+  int64_t bytes = 0;
+  CutScratch(shape, std::max<int64_t>(NumBlocks(capacity), 1), /*memory=*/nullptr, bytes);
+  return bytes;
+}
 
 std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& shape,
                                                               const AttendParams& params) {
@@ -74,7 +104,9 @@ std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& sha
 }
 
 void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
+  if (params.items.empty()) return;
   std::vector<Unit> units = MakeUnits(shape, params);
+  PrepareScratch(shape, units, params.scratch);
   struct Task {
     Unit* unit;
     int64_t block;
@@ -93,20 +125,28 @@ void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
   });
 }
 
-// The first block of a unit takes scratch and prepares the queries. As tasks are
-// claimed in order, no more than num_threads + 1 units hold scratch at a time.
+// Every part is large enough for any of the units.
+void DecodeAttention::PrepareScratch(const KvShape& shape, const std::vector<Unit>& units,
+                                     DeviceSpan<std::byte> memory) {
+  int64_t num_blocks = 1;
+  for (const Unit& unit : units) num_blocks = std::max(num_blocks, unit.num_blocks);
+  int64_t bytes = 0;
+  MutexLock lock(&mutex_);
+  free_ = CutScratch(shape, num_blocks, memory.device_address(), bytes);
+  HW_CHECK(bytes <= memory.size());
+}
+
+// The first block of a unit takes scratch and prepares the queries.
 void DecodeAttention::StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit) {
   MutexLock lock(&mutex_);
-  if (unit.scratch != nullptr) return;
-  if (free_.empty()) free_.push_back(std::make_unique<Scratch>());
-  unit.scratch = std::move(free_.back());
+  if (unit.scratch.has_value()) return;
+  HW_CHECK(!free_.empty());
+  unit.scratch = free_.back();
   free_.pop_back();
   Scratch& scratch = *unit.scratch;
   const int64_t padded = PaddedRow(shape.head_dim);
-  scratch.weights.Grow(kMaxQueryRows * unit.num_blocks * kSlotBlock);
-  scratch.out.Grow(kMaxQueryRows * unit.num_blocks * padded);
-  scratch.results.resize(unit.num_blocks);
-  float* queries = scratch.queries.Grow(kMaxQueryRows * padded);
+  std::uninitialized_value_construct_n(scratch.results, unit.num_blocks);
+  float* queries = scratch.queries;
   for (int row = 0; row < unit.num_rows; ++row) {
     const float* query = params.queries.device_address() + unit.OffsetOf(shape, row);
     float* scaled = queries + row * padded;
@@ -126,7 +166,7 @@ bool DecodeAttention::FinishBlock(Unit& unit) {
 
 void DecodeAttention::Release(Unit& unit) {
   MutexLock lock(&mutex_);
-  free_.push_back(std::move(unit.scratch));
+  free_.push_back(*std::exchange(unit.scratch, std::nullopt));
 }
 
 void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit,
@@ -135,9 +175,9 @@ void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& para
   Scratch& scratch = *unit.scratch;
   const int64_t first = block * kSlotBlock;
   BlockResult& result = scratch.results[block];
-  result.weights = scratch.weights.get() + first;
+  result.weights = scratch.weights + first;
   result.weights_stride = unit.num_blocks * kSlotBlock;
-  result.out = scratch.out.get() + block * kMaxQueryRows * PaddedRow(shape.head_dim);
+  result.out = scratch.out + block * kMaxQueryRows * PaddedRow(shape.head_dim);
   if (layer.used == 0) {
     std::fill_n(result.maximum, kMaxQueryRows, static_cast<float>(kNoMaximum));
     return;
@@ -156,7 +196,7 @@ void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& para
 
 // What turns the row's weights into probabilities, one factor per block; all 0
 // when it sees no slot. Brings the blocks to a common maximum.
-std::vector<double> DecodeAttention::BlockFactors(const std::vector<BlockResult>& blocks, int row) {
+std::vector<double> DecodeAttention::BlockFactors(std::span<const BlockResult> blocks, int row) {
   double maximum = kNoMaximum;
   for (const BlockResult& block : blocks) maximum = std::max<double>(maximum, block.maximum[row]);
   std::vector<double> factors(blocks.size(), 0.0);
@@ -172,7 +212,7 @@ std::vector<double> DecodeAttention::BlockFactors(const std::vector<BlockResult>
 
 // The order is fixed, whoever computed which block.
 void DecodeAttention::Merge(const KvShape& shape, const AttendParams& params, Unit& unit) {
-  const std::vector<BlockResult>& blocks = unit.scratch->results;
+  const std::span<const BlockResult> blocks(unit.scratch->results, unit.num_blocks);
   std::vector<double> factors(blocks.size() * kMaxQueryRows, 0.0);  // [block][row]
   std::vector<double> sums(shape.head_dim);
   for (int row = 0; row < unit.num_rows; ++row) {

@@ -2,7 +2,9 @@
 // kMaxQueryRows queries and one block of slots, and merges the blocks.
 #pragma once
 
-#include <memory>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cache_service/base/mutex.h"
@@ -18,15 +20,22 @@ class DecodeAttention {
   DecodeAttention(CpuTarget target, ThreadPool& pool);
   ~DecodeAttention();
 
+  // What Attend() needs of params.scratch for up to `capacity` slots.
+  int64_t ScratchBytes(const KvShape& shape, int64_t capacity) const;
+
   void Attend(const KvShape& shape, const AttendParams& params);
 
  private:
   struct Scratch;
   struct Unit;
 
+  std::vector<Scratch> CutScratch(const KvShape& shape, int64_t num_blocks, std::byte* memory,
+                                  int64_t& bytes) const;
   static std::vector<Unit> MakeUnits(const KvShape& shape, const AttendParams& params);
+  void PrepareScratch(const KvShape& shape, const std::vector<Unit>& units,
+                      DeviceSpan<std::byte> memory);
   void AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit, int64_t block);
-  static std::vector<double> BlockFactors(const std::vector<BlockResult>& blocks, int row);
+  static std::vector<double> BlockFactors(std::span<const BlockResult> blocks, int row);
   void Merge(const KvShape& shape, const AttendParams& params, Unit& unit);
   void AddGains(const Unit& unit, const std::vector<double>& factors);
   void StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit);
@@ -36,7 +45,7 @@ class DecodeAttention {
   const DecodeKernels& kernels_;
   ThreadPool& pool_;
   Mutex mutex_;
-  std::vector<std::unique_ptr<Scratch>> free_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Scratch> free_ ABSL_GUARDED_BY(mutex_);
   Mutex gains_mutex_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
+#include "worker/backend/cpu/scratch.h"
 #include "worker/backend/host_memory.h"
 
 namespace heavywater {
@@ -50,20 +51,46 @@ RowPlace PlaceOfRow(const KvShape& shape, int kv_head, int64_t row) {
 }  // namespace
 
 PromptAttention::PromptAttention(CpuTarget target, ThreadPool& pool)
-    : kernels_(PromptKernelsOf(target)), pool_(pool), scratch_(pool.num_threads()) {}
+    : kernels_(PromptKernelsOf(target)), pool_(pool) {}
+
+PromptAttention::Scratch PromptAttention::CutScratch(const KvShape& shape, int64_t num_keys,
+                                                     std::byte* memory) const {
+  const int64_t padded_keys = RoundUpToPanel(num_keys);
+  const int64_t padded_dim = RoundUpToPanel(shape.head_dim);
+  ScratchCutter cutter(memory);
+  Scratch scratch;
+  scratch.keys = cutter.Take<float>(padded_keys * shape.head_dim);
+  scratch.values = cutter.Take<float>(padded_keys * padded_dim);
+  scratch.threads.resize(pool_.num_threads());
+  for (ThreadScratch& thread : scratch.threads) {
+    thread.queries = cutter.Take<float>(kTileRows * shape.head_dim);
+    thread.weights = cutter.Take<float>(kTileRows * TileStride(padded_keys));
+    thread.out = cutter.Take<float>(kTileRows * padded_dim);
+    thread.gains = cutter.Take<int64_t>(num_keys);
+  }
+  scratch.bytes = cutter.bytes();
+  return scratch;
+}
+
+int64_t PromptAttention::ScratchBytes(const KvShape& shape, int64_t num_keys) const {
+  return CutScratch(shape, num_keys, /*memory=*/nullptr).bytes;
+}
 
 void PromptAttention::Attend(const KvShape& shape, const PromptParams& params) {
   if (params.num_tokens == 0) return;
   const int64_t num_keys = params.first_position + params.num_tokens;
   HW_CHECK(num_keys <= params.layer.capacity);
+  scratch_ = CutScratch(shape, num_keys, params.scratch.device_address());
+  HW_CHECK(scratch_.bytes <= params.scratch.size());
   const int64_t num_rows = params.num_tokens * shape.group_size();
   const int64_t num_tiles = (num_rows + kTileRows - 1) / kTileRows;
   for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
     Pack(shape, params, kv_head, num_keys);
-    for (Scratch& scratch : scratch_) scratch.gains.assign(num_keys, 0);
+    for (ThreadScratch& thread : scratch_.threads) std::fill_n(thread.gains, num_keys, 0);
     // The last tiles see the most keys: they go first, so that threads end together.
     pool_.Run(num_tiles, [&](int64_t task, int thread) {
-      AttendTile(shape, params, kv_head, (num_tiles - 1 - task) * kTileRows, scratch_[thread]);
+      AttendTile(shape, params, kv_head, (num_tiles - 1 - task) * kTileRows,
+                 scratch_.threads[thread]);
     });
     AddGains(params, kv_head, num_keys);
   }
@@ -72,8 +99,8 @@ void PromptAttention::Attend(const KvShape& shape, const PromptParams& params) {
 void PromptAttention::Pack(const KvShape& shape, const PromptParams& params, int kv_head,
                            int64_t num_keys) {
   const int64_t padded_keys = RoundUpToPanel(num_keys);
-  float* keys = keys_.Grow(padded_keys * shape.head_dim);
-  float* values = values_.Grow(padded_keys * RoundUpToPanel(shape.head_dim));
+  float* keys = scratch_.keys;
+  float* values = scratch_.values;
   packed_ = {.keys = keys, .values = values, .num_keys = padded_keys, .head_dim = shape.head_dim};
   const KvHeadRows rows = RowsOfKvHead(shape, params.layer, kv_head);
   const auto pack = [&](auto* key_rows, auto* value_rows, int64_t first) {
@@ -92,12 +119,12 @@ void PromptAttention::Pack(const KvShape& shape, const PromptParams& params, int
 }
 
 void PromptAttention::AttendTile(const KvShape& shape, const PromptParams& params, int kv_head,
-                                 int64_t first_row, Scratch& scratch) {
+                                 int64_t first_row, const ThreadScratch& scratch) {
   const int64_t num_rows = params.num_tokens * shape.group_size();
   const int64_t padded = RoundUpToPanel(shape.head_dim);
   PromptTile tile;
   tile.num_rows = static_cast<int>(std::min<int64_t>(kTileRows, num_rows - first_row));
-  float* queries = scratch.queries.Grow(kTileRows * shape.head_dim);
+  float* queries = scratch.queries;
   std::fill_n(queries, kTileRows * shape.head_dim, 0.0f);
   for (int row = 0; row < tile.num_rows; ++row) {
     const RowPlace place = PlaceOfRow(shape, kv_head, first_row + row);
@@ -109,9 +136,9 @@ void PromptAttention::AttendTile(const KvShape& shape, const PromptParams& param
   }
   tile.queries = queries;
   tile.weights_stride = TileStride(tile.visible[tile.num_rows - 1]);
-  tile.weights = scratch.weights.Grow(kTileRows * TileStride(packed_.num_keys));
-  tile.out = scratch.out.Grow(kTileRows * padded);
-  tile.gains = scratch.gains.data();
+  tile.weights = scratch.weights;
+  tile.out = scratch.out;
+  tile.gains = scratch.gains;
   kernels_.attend_tile(packed_, tile);
   for (int row = 0; row < tile.num_rows; ++row) {
     std::copy_n(tile.out + row * padded, shape.head_dim,
@@ -121,8 +148,8 @@ void PromptAttention::AttendTile(const KvShape& shape, const PromptParams& param
 
 void PromptAttention::AddGains(const PromptParams& params, int kv_head, int64_t num_keys) {
   int64_t* gains = params.layer.gains.device_address() + kv_head * params.layer.capacity;
-  for (const Scratch& scratch : scratch_) {
-    for (int64_t key = 0; key < num_keys; ++key) gains[key] += scratch.gains[key];
+  for (const ThreadScratch& thread : scratch_.threads) {
+    for (int64_t key = 0; key < num_keys; ++key) gains[key] += thread.gains[key];
   }
 }
 

@@ -3,10 +3,11 @@
 // intermediate: no matrix of queries x keys.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "worker/backend/backend.h"
-#include "worker/backend/cpu/aligned.h"
 #include "worker/backend/cpu/prompt_kernels.h"
 #include "worker/backend/cpu/thread_pool.h"
 
@@ -17,27 +18,35 @@ class PromptAttention {
   // Borrows the pool.
   PromptAttention(CpuTarget target, ThreadPool& pool);
 
+  // What Attend() needs of params.scratch for `num_keys` keys.
+  int64_t ScratchBytes(const KvShape& shape, int64_t num_keys) const;
+
   void Attend(const KvShape& shape, const PromptParams& params);
 
  private:
-  struct Scratch {  // of one thread
-    AlignedScratch<float> queries;
-    AlignedScratch<float> weights;
-    AlignedScratch<float> out;
-    std::vector<int64_t> gains;  // [keys]
+  struct ThreadScratch {
+    float* queries = nullptr;  // [head_dim][kTileRows]
+    float* weights = nullptr;  // [kTileRows][TileStride(keys)]
+    float* out = nullptr;      // [kTileRows][padded head_dim]
+    int64_t* gains = nullptr;  // [keys]
+  };
+  struct Scratch {
+    float* keys = nullptr;  // packed, as PackedKv has them
+    float* values = nullptr;
+    std::vector<ThreadScratch> threads;
+    int64_t bytes = 0;
   };
 
+  Scratch CutScratch(const KvShape& shape, int64_t num_keys, std::byte* memory) const;
   void Pack(const KvShape& shape, const PromptParams& params, int kv_head, int64_t num_keys);
   void AttendTile(const KvShape& shape, const PromptParams& params, int kv_head, int64_t first_row,
-                  Scratch& scratch);
+                  const ThreadScratch& scratch);
   void AddGains(const PromptParams& params, int kv_head, int64_t num_keys);
 
   const PromptKernels& kernels_;
   ThreadPool& pool_;
-  AlignedScratch<float> keys_;
-  AlignedScratch<float> values_;
+  Scratch scratch_;  // of the call that runs
   PackedKv packed_;
-  std::vector<Scratch> scratch_;  // [num_threads]
 };
 
 }  // namespace heavywater

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,7 @@
 #include "cache_service/base/status.h"
 #include "worker/backend/backend.h"
 #include "worker/backend/host_memory.h"
+#include "worker/backend/reference/recall_oracle.h"
 #include "worker/policy/selection.h"
 
 namespace heavywater {
@@ -22,56 +25,169 @@ double Element(const std::byte* row, int i, KvDtype dtype) {
   return BFloat16ToFloat(reinterpret_cast<const uint16_t*>(row)[i]);
 }
 
-// One query head over one KV head's slots.
+// A token's K and V, and where the attention it receives is added (null: nowhere).
+struct KvRow {
+  const std::byte* key = nullptr;
+  const std::byte* value = nullptr;
+  int64_t* gain = nullptr;
+};
+
+// One query head over what it may see.
 struct Query {
   const KvShape& shape;
-  KvHeadRows rows;
-  const float* query;          // [head_dim]
-  std::vector<int64_t> slots;  // those it may see
+  const float* query;  // [head_dim]
+  std::span<const KvRow> rows;
   double scale;
 };
 
-std::vector<double> Probabilities(const Query& q) {
-  std::vector<double> weights;
-  double maximum = -std::numeric_limits<double>::infinity();
-  for (const int64_t slot : q.slots) {
+std::vector<double> Logits(const Query& q) {
+  std::vector<double> logits;
+  for (const KvRow& row : q.rows) {
     double dot = 0;
     for (int i = 0; i < q.shape.head_dim; ++i) {
-      dot += q.query[i] * Element(q.rows.Key(slot), i, q.shape.dtype);
+      dot += q.query[i] * Element(row.key, i, q.shape.dtype);
     }
-    weights.push_back(dot * q.scale);
-    maximum = std::max(maximum, weights.back());
+    logits.push_back(dot * q.scale);
   }
+  return logits;
+}
+
+// -infinity when nothing is seen.
+double LogSumExp(const std::vector<double>& logits) {
+  const double maximum =
+      std::accumulate(logits.begin(), logits.end(), -std::numeric_limits<double>::infinity(),
+                      [](double a, double b) { return std::max(a, b); });
+  double sum = 0;
+  for (const double logit : logits) sum += std::exp(logit - maximum);
+  return maximum + std::log(sum);
+}
+
+std::vector<double> Probabilities(const Query& q) {
+  std::vector<double> weights = Logits(q);
+  double maximum = -std::numeric_limits<double>::infinity();
+  for (const double weight : weights) maximum = std::max(maximum, weight);
   double sum = 0;
   for (double& weight : weights) sum += weight = std::exp(weight - maximum);
   for (double& weight : weights) weight /= sum;
   return weights;
 }
 
-// Writes the output row; `gains` (may be null) is the KV head's, by slot.
-void AttendQuery(const Query& q, float* out, int64_t* gains) {
+// Writes the output row and adds to the gains.
+void AttendQuery(const Query& q, float* out) {
   const std::vector<double> probabilities = Probabilities(q);
   for (int i = 0; i < q.shape.head_dim; ++i) {
     double sum = 0;
-    for (size_t k = 0; k < q.slots.size(); ++k) {
-      sum += probabilities[k] * Element(q.rows.Value(q.slots[k]), i, q.shape.dtype);
+    for (size_t k = 0; k < q.rows.size(); ++k) {
+      sum += probabilities[k] * Element(q.rows[k].value, i, q.shape.dtype);
     }
     out[i] = static_cast<float>(sum);
   }
-  if (gains == nullptr) return;
-  for (size_t k = 0; k < q.slots.size(); ++k) {
-    gains[q.slots[k]] += std::llrint(probabilities[k] * kFixedPointOne);
+  for (size_t k = 0; k < q.rows.size(); ++k) {
+    if (q.rows[k].gain == nullptr) continue;
+    *q.rows[k].gain += std::llrint(probabilities[k] * kFixedPointOne);
   }
 }
 
-std::vector<int64_t> VisibleSlots(const LayerView& layer, int set, Position query_position) {
-  const Position* positions = layer.positions.device_address() + set * layer.capacity;
-  std::vector<int64_t> slots;
-  for (int64_t slot = 0; slot < layer.used; ++slot) {
-    if (positions[slot] != kNoPosition && positions[slot] <= query_position) slots.push_back(slot);
-  }
-  return slots;
+KvRow RowOfSlot(const KvShape& shape, const LayerView& layer, int kv_head, int64_t slot,
+                bool with_gain) {
+  const KvHeadRows rows = RowsOfKvHead(shape, layer, kv_head);
+  int64_t* gains = layer.gains.device_address() + kv_head * layer.capacity;
+  return {.key = rows.Key(slot),
+          .value = rows.Value(slot),
+          .gain = with_gain ? gains + slot : nullptr};
 }
+
+// The slots of an item that a query at this position sees.
+std::vector<KvRow> VisibleRows(const KvShape& shape, const AttendItem& item, int kv_head,
+                               Position query_position) {
+  const LayerView& layer = item.layer;
+  const Position* positions =
+      layer.positions.device_address() + SetOfKvHead(layer, kv_head) * layer.capacity;
+  std::vector<KvRow> rows;
+  for (int64_t slot = 0; slot < layer.used; ++slot) {
+    if (positions[slot] == kNoPosition || positions[slot] > query_position) continue;
+    rows.push_back(RowOfSlot(shape, layer, kv_head, slot, item.accumulate_gains));
+  }
+  return rows;
+}
+
+KvRow RowOfPick(const KvShape& shape, const RecallView& recall, int kv_head, Position position) {
+  const std::byte* row = recall.host.Page(kv_head, position / shape.page_tokens) +
+                         int64_t{position % shape.page_tokens} * shape.row_bytes();
+  int64_t* gains = recall.gains.data() + kv_head * recall.gains_stride;
+  return {.key = row,
+          .value = row + shape.row_bytes() / 2,
+          .gain = recall.gains.empty() ? nullptr : gains + position};
+}
+
+// One token's query heads of one KV head.
+class GroupAttention {
+ public:
+  GroupAttention(const KvShape& shape, const AttendParams& params, const AttendItem& item,
+                 int64_t token, int kv_head)
+      : shape_(shape), params_(params), item_(item), token_(token), kv_head_(kv_head) {
+    rows_ = VisibleRows(shape, item, kv_head, static_cast<Position>(item.first_position + token));
+  }
+
+  void Attend() {
+    if (item_.recall != nullptr) Recall(*item_.recall);
+    for (int head = 0; head < shape_.group_size(); ++head) {
+      AttendQuery(QueryOf(head), params_.out.device_address() + Offset(head));
+    }
+  }
+
+ private:
+  int64_t Offset(int head) const {
+    const int64_t first = (item_.first_token + token_) * shape_.num_query_heads;
+    return (first + int64_t{kv_head_} * shape_.group_size() + head) * shape_.head_dim;
+  }
+  Query QueryOf(int head) const {
+    return {.shape = shape_,
+            .query = params_.queries.device_address() + Offset(head),
+            .rows = rows_,
+            .scale = params_.scale};
+  }
+  std::vector<double> LogSumExps() const {
+    std::vector<double> result;
+    for (int head = 0; head < shape_.group_size(); ++head) {
+      result.push_back(LogSumExp(Logits(QueryOf(head))));
+    }
+    return result;
+  }
+
+  // Adds the picks to what is attended, and reports them.
+  void Recall(const RecallView& recall) {
+    PickQuery pick{.recall = recall,
+                   .num_sets = item_.layer.num_sets,
+                   .kv_head = kv_head_,
+                   .queries = {},
+                   .lse = LogSumExps(),
+                   .scale = params_.scale};
+    for (int head = 0; head < shape_.group_size(); ++head) {
+      pick.queries.push_back(QueryOf(head).query);
+    }
+    const std::vector<Position> picks = PickPositions(pick);
+    for (const Position position : picks) {
+      rows_.push_back(RowOfPick(shape_, recall, kv_head_, position));
+    }
+    const int64_t index = token_ * shape_.num_kv_heads + kv_head_;
+    if (!recall.num_picks.empty()) recall.num_picks[index] = static_cast<int32_t>(picks.size());
+    if (!recall.picks.empty()) {
+      const auto count = std::min<int64_t>(static_cast<int64_t>(picks.size()), recall.max_picks);
+      std::copy_n(picks.begin(), count, recall.picks.begin() + index * recall.max_picks);
+    }
+    if (!recall.missing.empty()) {
+      recall.missing[index] = static_cast<float>(MissingShare(pick, picks, LogSumExps()));
+    }
+  }
+
+  const KvShape& shape_;
+  const AttendParams& params_;
+  const AttendItem& item_;
+  const int64_t token_;
+  const int kv_head_;
+  std::vector<KvRow> rows_;
+};
 
 class ReferenceBackend final : public HostMemoryBackend {
  public:
@@ -81,18 +197,8 @@ class ReferenceBackend final : public HostMemoryBackend {
     HW_RETURN_IF_ERROR(CheckBackendShape(shape));
     for (const AttendItem& item : params.items) {
       for (int64_t token = 0; token < item.num_tokens; ++token) {
-        const auto position = static_cast<Position>(item.first_position + token);
-        for (int head = 0; head < shape.num_query_heads; ++head) {
-          const int kv_head = head / shape.group_size();
-          const int64_t row = (item.first_token + token) * shape.num_query_heads + head;
-          const Query query{
-              .shape = shape,
-              .rows = RowsOfKvHead(shape, item.layer, kv_head),
-              .query = params.queries.device_address() + row * shape.head_dim,
-              .slots = VisibleSlots(item.layer, SetOfKvHead(item.layer, kv_head), position),
-              .scale = params.scale};
-          AttendQuery(query, params.out.device_address() + row * shape.head_dim,
-                      item.accumulate_gains ? GainsOf(item.layer, kv_head) : nullptr);
+        for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+          GroupAttention(shape, params, item, token, kv_head).Attend();
         }
       }
     }
@@ -106,16 +212,17 @@ class ReferenceBackend final : public HostMemoryBackend {
       const int64_t position = params.first_position + token;
       HW_CHECK(position < params.layer.capacity);
       for (int head = 0; head < shape.num_query_heads; ++head) {
-        const int kv_head = head / shape.group_size();
-        const int64_t row = token * shape.num_query_heads + head;
-        Query query{.shape = shape,
-                    .rows = RowsOfKvHead(shape, params.layer, kv_head),
-                    .query = params.queries.device_address() + row * shape.head_dim,
-                    .slots = {},
-                    .scale = params.scale};
-        for (int64_t slot = 0; slot <= position; ++slot) query.slots.push_back(slot);
-        AttendQuery(query, params.out.device_address() + row * shape.head_dim,
-                    position >= params.score_from ? GainsOf(params.layer, kv_head) : nullptr);
+        std::vector<KvRow> rows;
+        for (int64_t slot = 0; slot <= position; ++slot) {
+          rows.push_back(RowOfSlot(shape, params.layer, head / shape.group_size(), slot,
+                                   position >= params.score_from));
+        }
+        const int64_t offset = (token * shape.num_query_heads + head) * shape.head_dim;
+        AttendQuery({.shape = shape,
+                     .query = params.queries.device_address() + offset,
+                     .rows = rows,
+                     .scale = params.scale},
+                    params.out.device_address() + offset);
       }
     }
     return absl::OkStatus();
@@ -132,11 +239,6 @@ class ReferenceBackend final : public HostMemoryBackend {
       for (const int32_t index : SelectKept(candidates, params.selection)) kept[index] = 1;
     }
     return absl::OkStatus();
-  }
-
- private:
-  static int64_t* GainsOf(const LayerView& layer, int kv_head) {
-    return layer.gains.device_address() + kv_head * layer.capacity;
   }
 };
 

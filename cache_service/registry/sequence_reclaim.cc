@@ -1,0 +1,104 @@
+// How the registry makes room: finished sequences are kept until their leases end
+// for whoever may want to read them, but only while nobody needs their place.
+#include <algorithm>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/shortage.h"
+#include "cache_service/registry/sequence_registry.h"
+
+namespace heavywater {
+
+std::vector<SequenceRegistry::Finished> SequenceRegistry::FinishedSequences() {
+  std::vector<Finished> finished;
+  for (const auto& [id, record] : records_) {
+    if (!record.plans.all_finished()) continue;
+    finished.push_back({record.last_use, id, store_.SequenceBytes(id)});
+  }
+  std::sort(finished.begin(), finished.end(), [](const Finished& a, const Finished& b) {
+    return std::tie(a.last_use, a.id) < std::tie(b.last_use, b.id);
+  });
+  return finished;
+}
+
+void SequenceRegistry::Reclaim(SequenceId id) {
+  End(records_.find(id));
+  ++num_reclaimed_;
+  reclaimed_.insert(id);
+  // What is remembered of the ended is bounded like the living.
+  if (static_cast<int64_t>(reclaimed_.size()) > options_.max_sequences) {
+    reclaimed_.erase(reclaimed_.begin());
+  }
+}
+
+absl::Status SequenceRegistry::NameHolders(const absl::Status& full,
+                                           const std::vector<Finished>& finished) {
+  int64_t finished_bytes = 0;
+  for (const Finished& one : finished) finished_bytes += one.bytes;
+  int64_t all_bytes = 0;
+  for (const auto& [id, record] : records_) all_bytes += store_.SequenceBytes(id);
+  const std::string message =
+      absl::StrCat(full.message(), "; ", records_.size() - finished.size(),
+                   " sequences that are being written hold ", all_bytes - finished_bytes,
+                   " bytes, ", finished.size(), " finished ones ", finished_bytes,
+                   ", ended ones whose ranks may still write ", store_.Stats().retiring_bytes);
+  const auto shortage = ShortageOf(full);
+  return shortage.has_value() ? ExhaustedError(message, *shortage)
+                              : absl::ResourceExhaustedError(message);
+}
+
+absl::Status SequenceRegistry::MakeRoomLocked(const absl::Status& full) {
+  if (!absl::IsResourceExhausted(full)) return full;
+  const std::vector<Finished> finished = FinishedSequences();
+  int64_t held = 0;
+  for (const Finished& one : finished) held += one.bytes;
+  const auto shortage = ShortageOf(full);
+  // Without figures (no place in one piece) one after the other.
+  int64_t missing = shortage.has_value() ? shortage->need - shortage->available : 1;
+  // Nothing is ended for what does not fit even so.
+  if (held < missing) return NameHolders(full, finished);
+  for (const Finished& one : finished) {
+    if (missing <= 0) break;
+    Reclaim(one.id);
+    missing -= one.bytes;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceRegistry::MakeRoom(const absl::Status& full) {
+  MutexLock lock(&mutex_);
+  return MakeRoomLocked(full);
+}
+
+absl::Status SequenceRegistry::CheckCount() {
+  const auto count = static_cast<int64_t>(records_.size());
+  if (count < options_.max_sequences) return absl::OkStatus();
+  const std::vector<Finished> finished = FinishedSequences();
+  if (!finished.empty()) {
+    Reclaim(finished.front().id);
+    return absl::OkStatus();
+  }
+  return ExhaustedError(absl::StrCat("there are ", count,
+                                     " sequences, none of them finished; the "
+                                     "limit is ",
+                                     options_.max_sequences),
+                        {.subject = "max_sequences",
+                         .need = 1,
+                         .limit = options_.max_sequences,
+                         .retry_after = absl::Seconds(1)});
+}
+
+absl::Status SequenceRegistry::Unknown(SequenceId id) const {
+  if (reclaimed_.contains(id)) {
+    return absl::NotFoundError(
+        absl::StrCat("sequence ", id, " had finished and was ended to make room for others"));
+  }
+  return absl::NotFoundError(absl::StrCat("sequence ", id, " is unknown or has ended"));
+}
+
+int64_t SequenceRegistry::num_reclaimed() const {
+  MutexLock lock(&mutex_);
+  return num_reclaimed_;
+}
+
+}  // namespace heavywater

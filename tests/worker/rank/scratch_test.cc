@@ -1,0 +1,128 @@
+// The backend's scratch is device memory: counted, reserved with admission, and
+// refused by name.
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/rank/test_group.h"
+
+namespace heavywater {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kPromptTokens = 200;
+
+class ScratchTest : public ::testing::TestWithParam<Policy> {
+ protected:
+  static TestGroupOptions Options() {
+    TestGroupOptions options;
+    options.cpu_backend = true;
+    options.max_step_tokens = 16;
+    return options;
+  }
+  static SequenceOptions Sequence(int64_t prompt_tokens = kPromptTokens) {
+    return TestSequence(GetParam(), Scope::kLayer, 12, 6, prompt_tokens, 40);
+  }
+  static const MemoryGauge& Gauge(TestGroup& group) {
+    return group.cache().memory().gauge(MemoryKind::kScratch);
+  }
+};
+
+TEST_P(ScratchTest, TheGaugeShowsWhatPromptAndStepsWorkIn) {
+  TestGroup group(Options());
+  const KvShape shape = TestShape(Options(), 0);
+  Backend& backend = group.cache().backend();
+  EXPECT_EQ(Gauge(group).current_bytes, 0);
+  ASSERT_TRUE(group.OpenAndRunPrompt(1, Sequence(), TestTokens(1, kPromptTokens)).ok());
+  EXPECT_EQ(Gauge(group).peak_bytes, backend.PromptScratchBytes(shape, kPromptTokens));
+  EXPECT_EQ(Gauge(group).current_bytes, 0);
+  ASSERT_TRUE(group.Append({{1, TestTokens(1, 1, kPromptTokens)}}).ok());
+  // A block of slots is the least that a step works in.
+  EXPECT_EQ(Gauge(group).current_bytes, backend.AttendScratchBytes(shape, 1));
+  ASSERT_TRUE(group.Close(1).ok());
+  EXPECT_EQ(Gauge(group).current_bytes, 0);
+}
+
+TEST_P(ScratchTest, AdmissionReservesIt) {
+  const KvShape shape = TestShape(Options(), 0);
+  TestGroupOptions reference = Options();
+  reference.cpu_backend = false;
+  TestGroup without(reference);
+  TestGroup with(Options());
+  EXPECT_EQ(*with.cache().DeviceBytesNeeded(Sequence()),
+            *without.cache().DeviceBytesNeeded(Sequence()) +
+                with.cache().backend().PromptScratchBytes(shape, kPromptTokens) +
+                with.cache().backend().AttendScratchBytes(shape, 1));
+}
+
+// Two sequences live through prompts and steps within exactly what admission
+// reserved; a byte less, and the second is refused by name.
+TEST_P(ScratchTest, WhatIsAllocatedStaysWithinWhatWasReserved) {
+  TestGroupOptions options = Options();
+  int64_t need = 0;
+  {
+    TestGroup unlimited(options);
+    need = *unlimited.cache().DeviceBytesNeeded(Sequence());
+    options.device_memory_bytes = unlimited.cache().memory().reserved_bytes() + 2 * need;
+  }
+  TestGroup group(options);
+  ASSERT_TRUE(group.Open(1, Sequence()).ok());
+  ASSERT_TRUE(group.OpenAndRunPrompt(2, Sequence(), TestTokens(2, kPromptTokens)).ok());
+  ASSERT_TRUE(group.RunPrompt(1, TestTokens(1, kPromptTokens)).ok());
+  for (int64_t i = kPromptTokens; i < kPromptTokens + 40; ++i) {
+    const absl::Status status = group.Append({{1, TestTokens(1, 1, i)}, {2, TestTokens(2, 1, i)}});
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  options.device_memory_bytes -= 1;
+  TestGroup smaller(options);
+  ASSERT_TRUE(smaller.Open(1, Sequence()).ok());
+  const absl::Status refused = smaller.Open(2, Sequence());
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  const std::string message(refused.message());
+  EXPECT_THAT(message, HasSubstr("needs " + std::to_string(need)));
+  EXPECT_THAT(message, HasSubstr("limit " + std::to_string(options.device_memory_bytes)));
+  const int64_t longest = smaller.cache().LongestPromptThatFits(Sequence());
+  EXPECT_THAT(message, HasSubstr("longest prompt that fits has " + std::to_string(longest)));
+  EXPECT_TRUE(smaller.Open(2, Sequence(longest)).ok());
+}
+
+// An append takes more slots for a while, and more scratch with them.
+TEST_P(ScratchTest, ALongAppendExtendsItAndGivesItBack) {
+  TestGroupOptions options = Options();
+  options.max_step_tokens = 1024;
+  options.device_memory_bytes = 16 << 20;
+  TestGroup group(options);
+  const SequenceOptions sequence = TestSequence(GetParam(), Scope::kLayer, 12, 6, 50, 2000);
+  ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(1, 50)).ok());
+  const int64_t reserved = group.cache().memory().reserved_bytes();
+  const absl::Status status = group.Append({{1, TestTokens(1, 1000, 50)}});
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_GE(Gauge(group).peak_bytes,
+            group.cache().backend().AttendScratchBytes(TestShape(options, 0), 1000));
+  EXPECT_EQ(group.cache().memory().reserved_bytes(), reserved);
+  EXPECT_TRUE(group.Append({{1, TestTokens(1, 1, 1050)}}).ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ScratchTest,
+                         ::testing::Values(Policy::kFull, Policy::kH2o, Policy::kSnapKvH2o),
+                         [](const auto& info) { return std::string(PolicyName(info.param)); });
+
+TEST(BackendShapeTest, AShapeThatTheBackendCannotRunIsRefusedAtOnce) {
+  for (bool cpu : {false, true}) {
+    TestGroupOptions group;
+    RankCacheOptions options;
+    options.shape = TestShape(group, 0);
+    options.shape.head_dim = 12;
+    options.hidden_size = 4;
+    options.vocab_size = 8;
+    const std::unique_ptr<Backend> backend = cpu ? *CreateCpuBackend({}) : CreateReferenceBackend();
+    const absl::Status status = RankCache::Create(options, *backend, nullptr).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("head_dim is 12, want a positive multiple of 8"));
+  }
+}
+
+}  // namespace
+}  // namespace heavywater

@@ -1,0 +1,18 @@
+// What recall has done for one sequence, on one rank.
+#pragma once
+
+#include <cstdint>
+
+namespace heavywater {
+
+struct RecallStats {
+  int64_t queries = 0;       // tokens x KV heads x layers that could pick
+  int64_t reads = 0;         // positions picked by them
+  int64_t reads_max = 0;     // by one token, KV head and layer
+  int64_t promoted = 0;      // positions that got a slot again, over layers and sets
+  double mass_missing = 0;   // estimated share of attention that was not read, last sample:
+                             // mean over tokens, KV heads and layers
+  int64_t sketch_bytes = 0;  // on the device now
+};
+
+}  // namespace heavywater

@@ -1,0 +1,133 @@
+// Recall of one sequence on one rank: the sketches of its keys, which positions
+// are demoted in each layer and set, and what they have received.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/backend/backend.h"
+#include "worker/cache/device_memory.h"
+#include "worker/rank/demoted_ledger.h"
+#include "worker/rank/host_pages.h"
+#include "worker/rank/rank_cache.h"
+#include "worker/rank/recall_region.h"
+#include "worker/rank/recall_stats.h"
+#include "worker/rank/sequence_memory.h"
+#include "worker/rank/sequence_options.h"
+
+namespace heavywater {
+
+// A demoted position that a plan may promote, with its score.
+struct PromotionCandidate {
+  Position position = 0;
+  int64_t score = 0;
+};
+
+// Sketches exist from the first demotion on (sketched()): until then queries are
+// observed, so that they can choose the channels. They are coded at plans: pages
+// that have filled, and the open page every kSketchBlock positions, or sooner when
+// a position without a code is no longer recent and could be demoted.
+class SequenceRecall {
+ public:
+  // Within the sequence's reservation (RecallBytesOf). All of them outlive it.
+  static absl::StatusOr<std::unique_ptr<SequenceRecall>> Create(
+      const RankCacheOptions& rank, const SequenceOptions& sequence, const Budget& budget,
+      DeviceMemory& memory, Stream& stream, const HostPages& pages);
+
+  bool sketched() const { return sketched_tokens_ > 0; }
+  int64_t device_bytes() const;
+
+  // Queries [rows of num_tokens] of a layer at first_position, while nothing is
+  // sketched.
+  absl::Status Observe(int layer, DeviceSpan<const float> queries, int64_t num_tokens,
+                       Position first_position);
+
+  // The end of a prompt's layer: kept [num_sets][kept_per_set] ascending, scores
+  // [num_sets][prompt_tokens] of all (or empty: none). Layers in order.
+  absl::Status AddPromptLayer(int layer, std::span<const Position> kept,
+                              std::span<const int64_t> scores);
+
+  // A step's queries: `num_tokens` of this sequence. `sample_missing`: estimate
+  // the attention that is missing.
+  void BeginStep(int64_t num_tokens, bool sample_missing);
+  // What a layer's queries may pick from; null: nothing. Valid until the step ends.
+  const RecallView* View(int layer) const;
+  void CommitStep();
+  // The step failed: gains since the last plan are lost.
+  void UndoStep();
+
+  // A plan. Before the reduce (device work done): this rank's mass and proposals.
+  void FillRegion(const RecallRegion& region, std::span<int64_t> buffer) const;
+  // After it. `queries`: since the last plan; `evicts`: something will be demoted.
+  absl::Status BeginPlan(int64_t queries, int64_t tokens_seen, bool evicts);
+  // Takes the reports of the heads that share a set into its scores; returns
+  // those that may be promoted (below `promotable_end`), ascending positions.
+  // FAILED_PRECONDITION for a report of a position that is not demoted.
+  absl::StatusOr<std::vector<PromotionCandidate>> TakeReports(int layer, int set,
+                                                              const RecallRegion& region,
+                                                              std::span<const int64_t> buffer,
+                                                              int64_t promotable_end);
+  void Demote(int layer, int set, std::span<const Position> positions,
+              std::span<const int64_t> scores);
+  void Promote(int layer, int set, std::span<const Position> positions);
+  HostPageTable HostTable(int layer) const;
+  // After all sets: sketches what is new, shows the device what is demoted.
+  absl::Status FinishPlan(int64_t tokens_seen);
+
+  const RecallStats& stats() const { return stats_; }
+
+ private:
+  struct Layer {
+    Layer(int num_sets, int num_heads) : ledger(num_sets, num_heads) {}
+
+    std::vector<DeviceSpan<std::byte>> sketches;  // [num_pages], this layer's part
+    std::vector<const std::byte*> host_pages;     // [num_kv_heads][num_pages]
+    std::vector<uint16_t> demoted;                // [num_sets][words_per_set]
+    DeviceBuffer demoted_on_device;
+    bool changed = false;  // since the last upload
+    DemotedLedger ledger;
+  };
+
+  SequenceRecall(const RankCacheOptions& rank, const SequenceOptions& sequence,
+                 const Budget& budget, DeviceMemory& memory, Stream& stream,
+                 const HostPages& pages);
+  absl::Status AddPages(int64_t tokens);
+  absl::Status EncodeLayer(int layer, int64_t first_page, int64_t tokens);
+  absl::Status ChooseChannels(int layer, int64_t tokens);
+  absl::Status Upload(int layer);
+  bool NeedsEncoding(int64_t tokens_seen) const;
+  void MarkDemoted(Layer& layer, int set, Position position);
+  bool IsDemoted(const Layer& layer, int set, Position position) const;
+  int64_t words_per_set() const;
+  int64_t num_pages() const { return static_cast<int64_t>(sketches_.size()); }
+  DeviceSpan<float> Squares(int layer) const;
+  DeviceSpan<uint8_t> Channels(int layer) const;
+
+  const RankCacheOptions rank_;
+  const SequenceOptions options_;
+  const SketchShape sketch_;
+  const int num_sets_;
+  const int64_t recent_tokens_;
+  DeviceMemory& memory_;
+  Stream& stream_;
+  const HostPages& host_pages_;
+  DeviceBuffer squares_;                // [1 or num_layers][num_kv_heads][kSketchQueries][head_dim]
+  bool squares_of_all_layers_ = false;  // the prompt demotes nothing
+  DeviceBuffer channels_;               // [num_layers][num_kv_heads][channels]
+  std::vector<DeviceBuffer> sketches_;  // [num_pages] of [num_layers][num_kv_heads][page_bytes]
+  std::vector<Layer> layers_;
+  int64_t sketched_tokens_ = 0;  // positions below it have a code, in every layer
+  int64_t clock_ = 0;            // queries for which scores have decayed
+  int64_t step_tokens_ = 0;
+  bool step_can_pick_ = false;
+  std::vector<RecallView> views_;   // [num_layers]
+  std::vector<int32_t> num_picks_;  // [num_layers][step_tokens][num_kv_heads]
+  std::vector<float> missing_;      // likewise, when sampled
+  RecallStats stats_;
+};
+
+}  // namespace heavywater
