@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from client_fakes import FakeServers
+from client_fakes import PIECES, FakeServers
 from heavywater import __version__
+from heavywater.v1 import generation_pb2
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -165,3 +167,65 @@ def test_eval_ppl_json_has_a_row_for_each_policy_scope_and_budget(servers: FakeS
     ]
     assert figures["rows"][1]["bytes_ratio"] == 0.5
     assert figures["rows"][1]["kl"] > 0
+
+
+def test_eval_ppl_compares_recall_at_equal_bytes(servers: FakeServers, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("ab cd ef " * 20)
+    sizes = ["--offsets", "0", "--prompt", "20", "--continue", "5", "--budgets", "0.2"]
+    rows = ["--recall", "--recall-tokens", "32,all"]
+    figures = run_json("eval", "ppl", "--text", str(text), *sizes, *rows, "--address", servers.address)
+    assert [(row["policy"], row["scope"], row["recall"], row["recall_tokens"]) for row in figures["rows"]] == [
+        ("full", None, False, None),
+        ("snapkv_h2o", "layer", False, None),
+        ("snapkv_h2o", "layer", True, 32),
+        ("snapkv_h2o", "layer", True, "all"),
+    ]
+    ordered, some, everything = (request.policy for request in servers.worker.requests[1:])
+    assert {ordered.device_ratio, some.device_ratio, everything.device_ratio} == {0.2}
+
+
+@pytest.fixture
+def haystack(servers: FakeServers, tmp_path: Path) -> list[str]:
+    """Arguments of a small evaluation; the server answers 12345."""
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"sentence {i} says nothing at all." for i in range(100)))
+    servers.worker.answer = lambda request: "12345"
+    return ["--text", str(text), "--tokens", "200", "--variants", "1", "--address", servers.address]
+
+
+def test_eval_needle_fails_when_the_full_cache_misses_and_lists_what(haystack: list[str]) -> None:
+    done = run("eval", "needle", "--question-after", *haystack, "--json")
+    assert done.returncode == 1
+    said = " ".join(done.stderr.split())
+    assert "error: the full cache finds 0 of 5: seed 0, " in said
+    assert "got '12345'" in said
+    names = ["policy", "budget", "recall", "recall_tokens", "question_after", "bytes_ratio", "hits", "total"]
+    rows = json.loads(done.stdout)["rows"]
+    assert [list(row) for row in rows] == [names] * 5
+    assert [(row["policy"], row["budget"], row["recall_tokens"]) for row in rows] == [
+        ("full", None, None),
+        ("snapkv_h2o", 0.2, None),
+        ("snapkv_h2o", 0.2, 64),
+        ("snapkv_h2o", 0.1, None),
+        ("snapkv_h2o", 0.1, 64),
+    ]
+    assert {(row["question_after"], row["hits"], row["total"]) for row in rows} == {(True, 0, 5)}
+
+
+def test_eval_needle_asks_before_and_after_each_seed_by_default(haystack: list[str], servers: FakeServers) -> None:
+    codes = []
+
+    def answer(request: generation_pb2.GenerateRequest) -> str:
+        text = "".join(PIECES[i] for i in request.tokens)
+        codes.append(re.search(r"isĠ(\d{5})\.", text).group(1))
+        return codes[-1]
+
+    servers.worker.answer = answer
+    options = ["--seeds", "0,1", "--budgets", "0.5", "--no-recall"]
+    done = run("eval", "needle", *options, *haystack)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("10/10") == 4
+    assert len(set(codes)) == 10
+    assert [bool(request.suffix_tokens) for request in servers.worker.requests].count(True) == 20
+    assert len(servers.worker.requests) == 40

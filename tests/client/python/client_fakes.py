@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +54,7 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
     requests: list[generation_pb2.GenerateRequest] = field(default_factory=list)
     unavailable: int = 0  # calls of GetModel to refuse first
     cancelled: threading.Event = field(default_factory=threading.Event)
+    answer: Callable[[generation_pb2.GenerateRequest], str] | None = None  # instead, in the vocabulary's letters
 
     def Generate(
         self, request: generation_pb2.GenerateRequest, context: grpc.ServicerContext
@@ -67,8 +68,9 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
         seen = prompt + suffix
         count = len(request.forced_tokens) or request.max_new_tokens
         budget = request.policy.heavy_tokens + request.policy.recent_tokens or seen
+        answer = [PIECES.index(letter) for letter in self.answer(request)] if self.answer else []
         for index in range(count):
-            token = request.forced_tokens[index] if request.forced_tokens else (seen + index) % len(PIECES)
+            token = (request.forced_tokens or answer or range(seen, seen + count))[index] % len(PIECES)
             response = generation_pb2.GenerateResponse(
                 sequence_id=42 if index == 0 else 0, index=index, token=token, text=PIECES[token], device_bytes=budget
             )

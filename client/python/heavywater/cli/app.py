@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from heavywater.cli.eval_ppl import eval_app
+from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
 from heavywater.cli.inspect import inspect
 from heavywater.cli.serve import serve

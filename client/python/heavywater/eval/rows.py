@@ -1,34 +1,53 @@
-"""The rows of the table: which policy, scope and budget, and what that means in slots."""
+"""The rows of the tables: which policy, scope and budget, and what that means in slots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from heavywater.v1 import common_pb2
 
 FULL = "full"
+ORDERED = "snapkv_h2o"
 STREAMING_SINKS = 4
-_BOUNDED = ("streaming", "h2o", "snapkv", "snapkv_h2o")
+_BOUNDED = ("streaming", "h2o", "snapkv", ORDERED)
+
+# Demoted positions that a query may read in place.
+RecallTokens = int | Literal["all"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `full` has neither scope nor budget."""
+    """One line of a table. `full` has neither scope nor budget."""
 
     policy: str
     scope: str | None = None  # "layer" or "kv_head"
-    budget: float | None = None  # fraction of the prompt
+    budget: float | None = None  # fraction of the prompt; of_bytes: of the full cache's bytes
+    recall: RecallTokens | None = None  # None: off; else the tuned preset, of_bytes
+    of_bytes: bool = False
 
     @property
     def name(self) -> str:
-        return self.policy if self.budget is None else f"{self.policy}-{self.scope}-{self.budget:g}"
+        if self.budget is None:
+            return self.policy
+        ending = f"-recall-{self.recall}" if self.recall else "-bytes" if self.of_bytes else ""
+        return f"{self.policy}-{self.scope}-{self.budget:g}{ending}"
 
     def options(self, prompt_tokens: int) -> common_pb2.PolicyOptions:
-        """B = int(budget x prompt): recent B // 2, the rest heavy; streaming: 4 sinks, all else recent."""
+        """What is asked of the server for a prompt of so many tokens."""
         if self.budget is None:
             return common_pb2.PolicyOptions(policy=self.policy)
-        budget_tokens = int(self.budget * prompt_tokens)
+        if self.recall is not None:
+            return self._recall_options()
+        options = self._ordered_options(int(self.budget * prompt_tokens))
+        if self.of_bytes:
+            options.ClearField("heavy_tokens")
+            options.device_ratio, options.min_budget_tokens = self.budget, 1
+        return options
+
+    def _ordered_options(self, budget_tokens: int) -> common_pb2.PolicyOptions:
+        """Recent budget_tokens // 2, the rest heavy; streaming: 4 sinks, all else recent."""
         sinks = STREAMING_SINKS if self.policy == "streaming" else 0
         recent = budget_tokens - sinks if sinks else budget_tokens // 2
         return common_pb2.PolicyOptions(
@@ -41,20 +60,42 @@ class Row:
             decay=1.0,
         )
 
+    def _recall_options(self) -> common_pb2.PolicyOptions:
+        options = common_pb2.PolicyOptions(
+            policy="recall", scope=self.scope, device_ratio=self.budget, min_budget_tokens=1
+        )
+        if self.recall == "all":
+            options.recall_all = True
+        else:
+            options.recall_tokens = self.recall or 0
+        return options
+
 
 def make_rows(policies: Sequence[str], scopes: Sequence[str], budgets: Sequence[float]) -> list[Row]:
     """Every policy in every scope at every budget; `full` once. Raises ValueError for unknown names."""
     for name, known in [*((p, (FULL, *_BOUNDED)) for p in policies), *((s, ("kv_head", "layer")) for s in scopes)]:
         if name not in known:
             raise ValueError(f"{name!r} is not one of {', '.join(known)}")
-    for budget in budgets:
-        if not 0 < budget <= 1:
-            raise ValueError(f"budget {budget:g}, want a fraction of the prompt above 0 and at most 1")
+    _check_budgets(budgets)
     bounded = [policy for policy in policies if policy != FULL]
     return [Row(FULL)] + [Row(p, s, b) for s in scopes for b in budgets for p in bounded]
 
 
 def published_rows(budgets: Sequence[float]) -> list[Row]:
     """The table of the design: each KV head its own set at every budget; shared by a layer at 20 %."""
-    rows = make_rows(["streaming", "h2o", "snapkv_h2o"], ["kv_head"], budgets)
-    return rows + [Row(p, "layer", b) for b in budgets if b == 0.2 for p in ("h2o", "snapkv_h2o")]
+    rows = make_rows(["streaming", "h2o", ORDERED], ["kv_head"], budgets)
+    return rows + [Row(p, "layer", b) for b in budgets if b == 0.2 for p in ("h2o", ORDERED)]
+
+
+def rows_at_equal_bytes(
+    scopes: Sequence[str], budgets: Sequence[float], recalls: Sequence[RecallTokens | None]
+) -> list[Row]:
+    """`full`, and at each budget of the full cache's bytes the ordered policy without recall (None) or with."""
+    make_rows([], scopes, budgets)
+    return [Row(FULL)] + [Row(ORDERED, s, b, recall=r, of_bytes=True) for s in scopes for b in budgets for r in recalls]
+
+
+def _check_budgets(budgets: Sequence[float]) -> None:
+    for budget in budgets:
+        if not 0 < budget <= 1:
+            raise ValueError(f"budget {budget:g}, want a fraction above 0 and at most 1")
