@@ -48,7 +48,7 @@ TestGroupOptions RankSimulation::RandomGroup() {
   options.page_tokens = OneIn(3) ? 8 : 16;
   options.max_step_tokens = 24;
   options.reserve_ahead_tokens = OneIn(2) ? 0 : Between(1, 40);
-  options.device_memory_bytes = OneIn(2) ? 0 : 120000;
+  options.device_memory_bytes = OneIn(2) ? 0 : int64_t{15000} * options.head_dim;
   options.seed = random_();
   if (OneIn(8)) return options;  // no host tier
   tiers_.resize(options.world_size);
@@ -74,6 +74,7 @@ SequenceOptions RankSimulation::RandomSequence() {
 // Where the group can: it needs host tiers, and a rank's own KV heads.
 void RankSimulation::AddRecall(PolicyOptions& policy) {
   const TestGroupOptions& group = group_->options();
+  if (policy.policy == Policy::kFull) return;
   if (tiers_.empty() || group.world_size > group.kv_heads || group.page_tokens % 16 != 0) return;
   policy.recall.enabled = true;
   policy.recall.all = OneIn(8);
