@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 from cluster import cluster, summary, token_ids
-from heavywater.v1 import admin_pb2, generation_pb2, sequence_pb2
+from heavywater.v1 import admin_pb2, error_details_pb2, generation_pb2, sequence_pb2
 
 
 def test_killing_the_cache_service_changes_no_token(folder: Path, long_prompt: list[int]) -> None:
@@ -69,6 +69,32 @@ def test_a_full_slab_stops_the_sequence_and_names_need_and_limit(folder: Path, l
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         short = group.generate(tokens=long_prompt[:16], max_new_tokens=4, ignore_eos=True)
         assert len(token_ids(short)) == 4
+
+
+def test_finished_sequences_make_room_for_the_next(folder: Path, long_prompt: list[int]) -> None:
+    # Room for one at a time; none is closed, and no lease ends meanwhile.
+    with cluster(folder, 1, cache={"host_bytes": 8 << 20}) as group:
+        ids = []
+        for _ in range(4):
+            messages = group.generate(tokens=long_prompt[:16], max_new_tokens=4, ignore_eos=True)
+            assert len(token_ids(messages)) == 4
+            ids.append(messages[0].sequence_id)
+        with pytest.raises(grpc.RpcError) as gone:
+            group.sequences.Get(sequence_pb2.GetSequenceRequest(sequence_id=ids[0]))
+        assert gone.value.code() == grpc.StatusCode.NOT_FOUND
+        assert "make room" in gone.value.details()
+
+
+def test_a_refusal_for_lack_of_room_carries_quota_failure(folder: Path, long_prompt: list[int]) -> None:
+    with cluster(folder, 1, cache={"host_bytes": 8 << 20}, worker={"on_host_full": "stop"}) as group:
+        with pytest.raises(grpc.RpcError) as refused:
+            group.generate(tokens=long_prompt, max_new_tokens=4)
+        trailers = dict(refused.value.trailing_metadata())
+        status = error_details_pb2.RpcStatus.FromString(trailers["grpc-status-details-bin"])
+        assert status.details[0].type_url == "type.googleapis.com/google.rpc.QuotaFailure"
+        failure = error_details_pb2.QuotaFailure.FromString(status.details[0].value)
+        assert failure.violations[0].subject == "host_bytes"
+        assert len(status.details) == 1, "it never fits: there is no RetryInfo"
 
 
 # One page of every layer and head of this model takes 90 x 64 KiB: 8 MiB hold the

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cache_service/base/shortage.h"
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
@@ -13,6 +14,14 @@ namespace heavywater {
 namespace {
 
 constexpr absl::Duration kTimeout = absl::Seconds(2);
+
+constexpr int kRoomRetries = 4;
+constexpr absl::Duration kRoomRetryDelay = absl::Milliseconds(50);
+
+bool MayFitSoon(const absl::Status& status) {
+  const auto shortage = ShortageOf(status);
+  return shortage.has_value() && shortage->retry_after != absl::InfiniteDuration();
+}
 
 // To a client of generation all of these mean: later.
 absl::Status AsUnavailable(const absl::Status& status) {
@@ -33,6 +42,12 @@ SequenceClient::SequenceClient(CacheLink* link)
 absl::StatusOr<OpenedSequence> SequenceClient::Open(const GenerationRequest& generation) {
   if (link_ == nullptr) return OpenedSequence{.id = ++counter_};
   auto opened = OpenOnce(generation, generation.sequence.prompt_tokens);
+  // That a sequence has just finished reaches the service a moment after its
+  // client: then it makes room.
+  for (int i = 0; i < kRoomRetries && MayFitSoon(opened.status()); ++i) {
+    absl::SleepFor(kRoomRetryDelay);
+    opened = OpenOnce(generation, generation.sequence.prompt_tokens);
+  }
   // Positions that find no page are dropped then: no room is asked for the prompt.
   if (absl::IsResourceExhausted(opened.status()) &&
       generation.sequence.on_host_full == OnHostFull::kDrop) {

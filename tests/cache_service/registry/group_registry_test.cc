@@ -294,6 +294,7 @@ TEST_F(GroupRegistryTest, BadRequestsNameTheFieldAndChangeNothing) {
   expect_invalid([](auto& r) { r.mutable_fingerprint()->set_format_version(2); }, "format_version");
   EXPECT_EQ(groups_.num_groups(), 0);
   EXPECT_EQ(groups_.Renew("nobody", 0, 1).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(groups_.Renew(std::string(129, 'x'), 0, 1).code(), absl::StatusCode::kInvalidArgument);
   const Epoch epoch = Form(2);
   EXPECT_EQ(groups_.Renew("group", 2, epoch).code(), absl::StatusCode::kInvalidArgument);
 }

@@ -166,6 +166,8 @@ TEST_F(RegistryTest, BadOpensNameTheFieldAndChangeNothing) {
   expect_invalid([](auto& r) { r.set_prompt_tokens(-1); }, "prompt_tokens");
   expect_invalid([](auto& r) { r.set_lease_ms(-1); }, "lease_ms");
   expect_invalid([](auto& r) { r.mutable_budget()->set_scope("head"); }, "budget.scope");
+  expect_invalid([](auto& r) { r.mutable_policy()->set_pooling(std::string(129, 'x')); },
+                 "policy.pooling has 129 bytes");
   expect_invalid([](auto& r) { r.mutable_budget()->set_sink_tokens(-1); }, "budget.sink_tokens");
   EXPECT_EQ(registry_.sequences().num_sequences(), 0);
   EXPECT_EQ(store_.Stats().used_bytes, 0);
