@@ -70,10 +70,9 @@ struct DecodeAttention::Unit {
 };
 
 DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
-    : target_(target),
-      kernels_(DecodeKernelsOf(target)),
+    : kernels_(DecodeKernelsOf(target)),
       pool_(pool),
-      recalls_(pool.num_threads()) {}
+      recalls_(pool.num_threads(), RecallAttention(target)) {}
 DecodeAttention::~DecodeAttention() = default;
 
 struct DecodeAttention::AllScratch {
@@ -307,14 +306,14 @@ void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, U
                         .first_token = leader.TokenOf(shape, 0),
                         .num_tokens = num_rows / shape.group_size(),
                         .parts = parts};
-  recall.AttendPicks(target_, work);
-  recall.ReportMissing(target_, work);
+  recall.AttendPicks(work);
+  recall.ReportMissing(work);
   for (int part = 0; part < leader.num_units; ++part) {
     Unit& unit = units[part];
     const std::vector<double> factors = Merge(shape, params, unit, recall.Blocks(part));
     if (unit.item->accumulate_gains) AddGains(unit, factors);
     MutexLock lock(&gains_mutex_);
-    recall.AddGains(target_, work, part, factors);
+    recall.AddGains(work, part, factors);
   }
   for (Unit& unit : units) Release(unit);
 }

@@ -48,7 +48,6 @@ class DecodeAttention {
   bool FinishBlock(Unit& unit);
   void Release(Unit& unit);
 
-  const CpuTarget target_;
   const DecodeKernels& kernels_;
   ThreadPool& pool_;
   Mutex mutex_;

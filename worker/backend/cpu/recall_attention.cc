@@ -87,15 +87,14 @@ void RecallAttention::Report(const RecallWork& work, int64_t token,
               recall.picks.begin() + index * recall.max_picks);
 }
 
-void RecallAttention::PickAll(CpuTarget target, const RecallWork& work) {
-  const ScanKernels& kernels = ScanKernelsOf(target);
+void RecallAttention::PickAll(const RecallWork& work) {
   const int64_t group = work.shape.group_size();
   picks_.clear();
   lists_.clear();
   for (int64_t token = 0; token < work.num_tokens; ++token) {
     if (token == 0 || !work.item.recall->all) {
       const auto first = static_cast<int64_t>(picks_.size());
-      picker_.Pick(kernels, QueryOf(work, token, /*with_picks=*/false), picks_);
+      picker_.Pick(*scan_kernels_, QueryOf(work, token, /*with_picks=*/false), picks_);
       lists_.push_back({.first = first,
                         .count = static_cast<int64_t>(picks_.size()) - first,
                         .first_row = token * group,
@@ -121,8 +120,8 @@ void RecallAttention::Gather(const RecallWork& work, std::span<const Position> p
 }
 
 // Block number `block` of each part over the `count` picks that lie gathered.
-void RecallAttention::AttendBlock(const DecodeKernels& kernels, const RecallWork& work,
-                                  const PickList& list, int64_t count, int64_t block) {
+void RecallAttention::AttendBlock(const RecallWork& work, const PickList& list, int64_t count,
+                                  int64_t block) {
   const int64_t padded = PaddedRow(work.shape.head_dim);
   const int64_t num_blocks = NumPickBlocks();
   const SlotBlock slots{.dtype = work.shape.dtype,
@@ -150,15 +149,15 @@ void RecallAttention::AttendBlock(const DecodeKernels& kernels, const RecallWork
     of_rows.weights = result.weights + first * kPickBlock;
     of_rows.weights_stride = kPickBlock;
     of_rows.out = result.out + first * padded;
-    kernels.attend_block(slots, rows, of_rows);
+    decode_kernels_->attend_block(slots, rows, of_rows);
     std::copy_n(of_rows.maximum, rows.num_rows, result.maximum + first);
     std::copy_n(of_rows.sum, rows.num_rows, result.sum + first);
   }
 }
 
-void RecallAttention::AttendPicks(CpuTarget target, const RecallWork& work) {
+void RecallAttention::AttendPicks(const RecallWork& work) {
   HW_CHECK(work.item.recall->sketch.page_tokens == work.shape.page_tokens);
-  PickAll(target, work);
+  PickAll(work);
   const int64_t num_blocks = NumPickBlocks();
   HW_CHECK(num_blocks <= scratch_.max_pick_blocks);
   num_blocks_ = static_cast<int64_t>(work.parts[0].slots.size()) + num_blocks;
@@ -174,13 +173,12 @@ void RecallAttention::AttendPicks(CpuTarget target, const RecallWork& work) {
     for (int64_t first = 0; first < list.count; first += kPickBlock) {
       const int64_t count = std::min<int64_t>(list.count - first, kPickBlock);
       Gather(work, picks.subspan(first, count));
-      AttendBlock(DecodeKernelsOf(target), work, list, count, block++);
+      AttendBlock(work, list, count, block++);
     }
   }
 }
 
-void RecallAttention::AddGains(CpuTarget target, const RecallWork& work, int part,
-                               std::span<const double> factors) {
+void RecallAttention::AddGains(const RecallWork& work, int part, std::span<const double> factors) {
   const RecallView& recall = *work.item.recall;
   if (recall.gains.empty()) return;
   int64_t* gains = recall.gains.data() + work.kv_head * recall.gains_stride;
@@ -194,22 +192,22 @@ void RecallAttention::AddGains(CpuTarget target, const RecallWork& work, int par
     for (int64_t first = 0; first < list.count; first += kPickBlock, ++block) {
       const int64_t count = std::min<int64_t>(list.count - first, kPickBlock);
       int64_t of_picks[kPickBlock] = {};
-      DecodeKernelsOf(target).add_gains(blocks[block].weights + first_row * kPickBlock, kPickBlock,
-                                        factors.data() + block * kMaxQueryRows + first_row,
-                                        static_cast<int>(end_row - first_row), count, of_picks);
+      decode_kernels_->add_gains(blocks[block].weights + first_row * kPickBlock, kPickBlock,
+                                 factors.data() + block * kMaxQueryRows + first_row,
+                                 static_cast<int>(end_row - first_row), count, of_picks);
       for (int64_t i = 0; i < count; ++i) gains[picks[first + i]] += of_picks[i];
     }
   }
 }
 
-void RecallAttention::ReportMissing(CpuTarget target, const RecallWork& work) {
+void RecallAttention::ReportMissing(const RecallWork& work) {
   const RecallView& recall = *work.item.recall;
   if (recall.missing.empty()) return;
   for (int64_t token = 0; token < work.num_tokens; ++token) {
     const int64_t index = (work.first_token + token) * work.shape.num_kv_heads + work.kv_head;
     const PickList& list = recall.all ? lists_.front() : lists_[token];
     recall.missing[index] = picker_.MissingShare(
-        ScanKernelsOf(target), QueryOf(work, token, /*with_picks=*/true), PicksOf(list));
+        *scan_kernels_, QueryOf(work, token, /*with_picks=*/true), PicksOf(list));
   }
 }
 

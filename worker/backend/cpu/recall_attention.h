@@ -49,11 +49,14 @@ RecallScratch CutRecallScratch(const KvShape& shape, int64_t num_slot_blocks,
 // thread at a time.
 class RecallAttention {
  public:
+  explicit RecallAttention(CpuTarget target)
+      : decode_kernels_(&DecodeKernelsOf(target)), scan_kernels_(&ScanKernelsOf(target)) {}
+
   // Before every step.
   void SetScratch(const RecallScratch& scratch) { scratch_ = scratch; }
 
   // Picks, and attends to the picks.
-  void AttendPicks(CpuTarget target, const RecallWork& work);
+  void AttendPicks(const RecallWork& work);
 
   // After AttendPicks(): a part's blocks, of its slots and then of its picks. Rows of
   // other tokens have maximum -infinity in these.
@@ -64,11 +67,10 @@ class RecallAttention {
   // After AttendPicks(), when a part's blocks are merged: adds the probabilities of
   // its picks to recall->gains. `factors` is [blocks][kMaxQueryRows]. The caller
   // sees to it that nobody else adds to the KV head's gains meanwhile.
-  void AddGains(CpuTarget target, const RecallWork& work, int part,
-                std::span<const double> factors);
+  void AddGains(const RecallWork& work, int part, std::span<const double> factors);
 
   // After AttendPicks(): recall->missing.
-  void ReportMissing(CpuTarget target, const RecallWork& work);
+  void ReportMissing(const RecallWork& work);
 
  private:
   // A token's picks; in mode `all` they are every token's.
@@ -84,12 +86,13 @@ class RecallAttention {
   }
   int64_t NumPickBlocks() const;
   PickerQuery QueryOf(const RecallWork& work, int64_t token, bool with_picks);
-  void PickAll(CpuTarget target, const RecallWork& work);
+  void PickAll(const RecallWork& work);
   void Report(const RecallWork& work, int64_t token, std::span<const Position> picks) const;
   void Gather(const RecallWork& work, std::span<const Position> picks);
-  void AttendBlock(const DecodeKernels& kernels, const RecallWork& work, const PickList& list,
-                   int64_t count, int64_t block);
+  void AttendBlock(const RecallWork& work, const PickList& list, int64_t count, int64_t block);
 
+  const DecodeKernels* decode_kernels_;
+  const ScanKernels* scan_kernels_;
   Picker picker_;
   std::vector<Position> picks_;
   std::vector<PickList> lists_;
