@@ -79,7 +79,7 @@ struct AttendParams {
   std::span<const AttendItem> items;
   DeviceSpan<const float> queries;  // [num_tokens][num_query_heads][head_dim], rotated
   DeviceSpan<float> out;            // [num_tokens][num_query_heads][head_dim]
-  // At least AttendScratchBytes() of the largest capacity among the items.
+  // At least AttendScratchBytes() of the largest capacity and limits of the items.
   DeviceSpan<std::byte> scratch;
   float scale = 0;  // of the logits, 1 / sqrt(head_dim) as a rule
 };
@@ -123,9 +123,12 @@ class Backend {
   virtual absl::Status CheckShape(const KvShape& shape) const = 0;
 
   // What Attend() needs beside its inputs and results for sequences of up to
-  // `capacity` slots, in any batch, and AttendPrompt() for prompts of up to
-  // `num_keys` tokens. Pure, and never less for more slots or keys.
-  virtual int64_t AttendScratchBytes(const KvShape& shape, int64_t capacity) const { return 0; }
+  // `capacity` slots and recall within `recall`, in any batch, and AttendPrompt() for
+  // prompts of up to `num_keys` tokens. Pure, and never less for more of anything.
+  virtual int64_t AttendScratchBytes(const KvShape& shape, int64_t capacity,
+                                     const RecallLimits& recall = {}) const {
+    return 0;
+  }
   virtual int64_t PromptScratchBytes(const KvShape& shape, int64_t num_keys) const { return 0; }
 
   // Memory, zeroed. RESOURCE_EXHAUSTED when the device has none left.

@@ -3,6 +3,7 @@
 // memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -55,6 +56,24 @@ struct RecallView {
   // over the group's query heads.
   std::span<float> missing;
 };
+
+// How much recall a step may do: what Backend::AttendScratchBytes() counts. All 0:
+// none.
+struct RecallLimits {
+  int64_t max_picks = 0;      // of a query and KV head; at least 1 with recall
+  int64_t all_positions = 0;  // in mode `all`: of a sequence
+
+  bool any() const { return max_picks > 0 || all_positions > 0; }
+  // Of a batch: enough for either.
+  void Raise(const RecallLimits& other) {
+    max_picks = std::max(max_picks, other.max_picks);
+    all_positions = std::max(all_positions, other.all_positions);
+  }
+};
+inline RecallLimits LimitsOf(const RecallView& recall) {
+  if (recall.all) return {.all_positions = recall.num_pages * recall.sketch.page_tokens};
+  return {.max_picks = std::max<int64_t>(recall.max_picks, 1)};
+}
 
 // Squares of a chunk's queries, for the choice of channels: only the last
 // kSketchQueries tokens count. squares[h][position % kSketchQueries][c] = sum over

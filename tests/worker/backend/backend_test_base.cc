@@ -45,8 +45,12 @@ AttendCase AttendCase::Alone(size_t item) const {
 DeviceBuffer AttendScratch(Backend& backend, const KvShape& shape,
                            std::span<const AttendItem> items) {
   int64_t capacity = 0;
-  for (const AttendItem& item : items) capacity = std::max(capacity, item.layer.capacity);
-  return *backend.Allocate(backend.AttendScratchBytes(shape, capacity));
+  RecallLimits recall;
+  for (const AttendItem& item : items) {
+    capacity = std::max(capacity, item.layer.capacity);
+    if (item.recall != nullptr) recall.Raise(LimitsOf(*item.recall));
+  }
+  return *backend.Allocate(backend.AttendScratchBytes(shape, capacity, recall));
 }
 
 AttendOutcome RunAttend(Backend& backend, const AttendCase& attend) {

@@ -21,8 +21,9 @@ class CpuBackend final : public HostMemoryBackend {
 
   std::string Name() const override { return "cpu-" + std::string(CpuTargetName(target_)); }
 
-  int64_t AttendScratchBytes(const KvShape& shape, int64_t capacity) const override {
-    return decode_.ScratchBytes(shape, capacity);
+  int64_t AttendScratchBytes(const KvShape& shape, int64_t capacity,
+                             const RecallLimits& recall) const override {
+    return decode_.ScratchBytes(shape, capacity, recall);
   }
   int64_t PromptScratchBytes(const KvShape& shape, int64_t num_keys) const override {
     return prompt_.ScratchBytes(shape, num_keys);

@@ -70,35 +70,45 @@ struct DecodeAttention::Unit {
 };
 
 DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
-    : target_(target),
-      kernels_(DecodeKernelsOf(target)),
+    : kernels_(DecodeKernelsOf(target)),
       pool_(pool),
-      recalls_(pool.num_threads()) {}
+      recalls_(pool.num_threads(), RecallAttention(target)) {}
 DecodeAttention::~DecodeAttention() = default;
+
+struct DecodeAttention::AllScratch {
+  std::vector<Scratch> parts;
+  std::vector<RecallScratch> recalls;  // one per thread, if there is recall
+  int64_t bytes = 0;
+};
 
 // As tasks are claimed in order, no more than num_threads + 1 units, or tokens of
 // several units each, hold scratch at a time.
-std::vector<DecodeAttention::Scratch> DecodeAttention::CutScratch(const KvShape& shape,
-                                                                  int64_t num_blocks,
-                                                                  std::byte* memory,
-                                                                  int64_t& bytes) const {
+DecodeAttention::AllScratch DecodeAttention::CutScratch(const KvShape& shape, int64_t num_blocks,
+                                                        const RecallLimits& recall,
+                                                        std::byte* memory) const {
   const int64_t padded = PaddedRow(shape.head_dim);
   ScratchCutter cutter(memory);
-  std::vector<Scratch> parts((pool_.num_threads() + 1) * UnitsPerGroup(shape));
-  for (Scratch& part : parts) {
+  AllScratch all;
+  all.parts.resize((pool_.num_threads() + 1) * (recall.any() ? UnitsPerGroup(shape) : 1));
+  for (Scratch& part : all.parts) {
     part.queries = cutter.Take<float>(kMaxQueryRows * padded);
     part.weights = cutter.Take<float>(kMaxQueryRows * num_blocks * kSlotBlock);
     part.out = cutter.Take<float>(num_blocks * kMaxQueryRows * padded);
     part.results = cutter.Take<BlockResult>(num_blocks);
   }
-  bytes = cutter.bytes();
-  return parts;
+  if (recall.any()) {
+    for (int thread = 0; thread < pool_.num_threads(); ++thread) {
+      all.recalls.push_back(CutRecallScratch(shape, num_blocks, recall, cutter));
+    }
+  }
+  all.bytes = cutter.bytes();
+  return all;
 }
 
-int64_t DecodeAttention::ScratchBytes(const KvShape& shape, int64_t capacity) const {
-  int64_t bytes = 0;
-  CutScratch(shape, std::max<int64_t>(NumBlocks(capacity), 1), /*memory=*/nullptr, bytes);
-  return bytes;
+int64_t DecodeAttention::ScratchBytes(const KvShape& shape, int64_t capacity,
+                                      const RecallLimits& recall) const {
+  const int64_t num_blocks = std::max<int64_t>(NumBlocks(capacity), 1);
+  return CutScratch(shape, num_blocks, recall, /*memory=*/nullptr).bytes;
 }
 
 std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& shape,
@@ -138,7 +148,7 @@ std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& sha
 void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
   if (params.items.empty()) return;
   std::vector<Unit> units = MakeUnits(shape, params);
-  PrepareScratch(shape, units, params.scratch);
+  PrepareScratch(shape, params);
   struct Task {
     Unit* unit;
     int64_t block;
@@ -161,14 +171,20 @@ void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
 }
 
 // Every part is large enough for any of the units.
-void DecodeAttention::PrepareScratch(const KvShape& shape, const std::vector<Unit>& units,
-                                     DeviceSpan<std::byte> memory) {
+void DecodeAttention::PrepareScratch(const KvShape& shape, const AttendParams& params) {
   int64_t num_blocks = 1;
-  for (const Unit& unit : units) num_blocks = std::max(num_blocks, unit.num_blocks);
-  int64_t bytes = 0;
+  RecallLimits recall;
+  for (const AttendItem& item : params.items) {
+    num_blocks = std::max(num_blocks, NumBlocks(item.layer.used));
+    if (item.recall != nullptr) recall.Raise(LimitsOf(*item.recall));
+  }
+  AllScratch scratch = CutScratch(shape, num_blocks, recall, params.scratch.device_address());
+  HW_CHECK(scratch.bytes <= params.scratch.size());
+  for (size_t thread = 0; thread < scratch.recalls.size(); ++thread) {
+    recalls_[thread].SetScratch(scratch.recalls[thread]);
+  }
   MutexLock lock(&mutex_);
-  free_ = CutScratch(shape, num_blocks, memory.device_address(), bytes);
-  HW_CHECK(bytes <= memory.size());
+  free_ = std::move(scratch.parts);
 }
 
 // The first block of a unit takes scratch and prepares the queries.
@@ -290,14 +306,14 @@ void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, U
                         .first_token = leader.TokenOf(shape, 0),
                         .num_tokens = num_rows / shape.group_size(),
                         .parts = parts};
-  recall.AttendPicks(target_, work);
-  recall.ReportMissing(target_, work);
+  recall.AttendPicks(work);
+  recall.ReportMissing(work);
   for (int part = 0; part < leader.num_units; ++part) {
     Unit& unit = units[part];
     const std::vector<double> factors = Merge(shape, params, unit, recall.Blocks(part));
     if (unit.item->accumulate_gains) AddGains(unit, factors);
     MutexLock lock(&gains_mutex_);
-    recall.AddGains(target_, work, part, factors);
+    recall.AddGains(work, part, factors);
   }
   for (Unit& unit : units) Release(unit);
 }

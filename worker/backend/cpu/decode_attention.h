@@ -22,8 +22,8 @@ class DecodeAttention {
   DecodeAttention(CpuTarget target, ThreadPool& pool);
   ~DecodeAttention();
 
-  // What Attend() needs of params.scratch for up to `capacity` slots.
-  int64_t ScratchBytes(const KvShape& shape, int64_t capacity) const;
+  // What Attend() needs of params.scratch for up to `capacity` slots, and recall.
+  int64_t ScratchBytes(const KvShape& shape, int64_t capacity, const RecallLimits& recall) const;
 
   void Attend(const KvShape& shape, const AttendParams& params);
 
@@ -31,11 +31,11 @@ class DecodeAttention {
   struct Scratch;
   struct Unit;
 
-  std::vector<Scratch> CutScratch(const KvShape& shape, int64_t num_blocks, std::byte* memory,
-                                  int64_t& bytes) const;
+  struct AllScratch;
+  AllScratch CutScratch(const KvShape& shape, int64_t num_blocks, const RecallLimits& recall,
+                        std::byte* memory) const;
   static std::vector<Unit> MakeUnits(const KvShape& shape, const AttendParams& params);
-  void PrepareScratch(const KvShape& shape, const std::vector<Unit>& units,
-                      DeviceSpan<std::byte> memory);
+  void PrepareScratch(const KvShape& shape, const AttendParams& params);
   void AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit, int64_t block);
   static std::vector<double> BlockFactors(std::span<const BlockResult> blocks, int row);
   static std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
@@ -48,7 +48,6 @@ class DecodeAttention {
   bool FinishBlock(Unit& unit);
   void Release(Unit& unit);
 
-  const CpuTarget target_;
   const DecodeKernels& kernels_;
   ThreadPool& pool_;
   Mutex mutex_;

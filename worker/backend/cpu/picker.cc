@@ -56,10 +56,12 @@ void Picker::Prepare(const PickerQuery& query) {
   const int64_t num_heads = static_cast<int64_t>(query.queries.size());
   const int64_t num_chosen = PaddedRow(sketch.channels);
   const int64_t num_others = PaddedRow(sketch.head_dim - sketch.channels);
-  float* chosen = floats_.Grow(num_heads * (num_chosen + num_others + 3));
+  floats_.assign(num_heads * (num_chosen + num_others + 3), 0.0f);
+  ints_.resize(num_heads * (kSketchBlock + 1));
+  weights_.resize(num_heads * num_chosen);
+  float* chosen = floats_.data();
   float* others = chosen + num_heads * num_chosen;
   float* lse = others + num_heads * num_others;
-  std::fill(chosen, lse, 0.0f);
   const uint8_t* channels =
       query.recall->channels.device_address() + int64_t{query.kv_head} * sketch.channels;
   for (int64_t head = 0; head < num_heads; ++head) {
@@ -78,9 +80,9 @@ void Picker::Prepare(const PickerQuery& query) {
   scan_.lse = lse;
   scan_.constants = lse + num_heads;
   scan_.units = lse + 2 * num_heads;
-  scan_.sums = ints_.Grow(num_heads * (kSketchBlock + 1));
+  scan_.sums = ints_.data();
   scan_.thresholds = scan_.sums + num_heads * kSketchBlock;
-  scan_.weights = weights_.Grow(num_heads * num_chosen);
+  scan_.weights = weights_.data();
 }
 
 // What falls behind max_picks candidates can never be picked; later ones must

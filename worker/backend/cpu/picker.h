@@ -5,7 +5,6 @@
 #include <span>
 #include <vector>
 
-#include "worker/backend/cpu/aligned.h"
 #include "worker/backend/cpu/scan_kernels.h"
 #include "worker/backend/recall.h"
 
@@ -19,7 +18,7 @@ struct PickerQuery {
   std::span<const double> lse;            // per head, what shares are relative to
 };
 
-// Holds the scan's workspace, reused between calls. One thread at a time.
+// Holds the scan's workspace, a few KiB, reused between calls. One thread at a time.
 class Picker {
  public:
   // Appends the picks to `picks`, ascending. A query that sees no slot (its lse is
@@ -37,9 +36,9 @@ class Picker {
   void KeepBest(int64_t max_picks, float& least);
 
   ScanQuery scan_;
-  AlignedScratch<float> floats_;
-  AlignedScratch<int32_t> ints_;
-  AlignedScratch<int8_t> weights_;
+  std::vector<float> floats_;
+  std::vector<int32_t> ints_;
+  std::vector<int8_t> weights_;
   std::vector<PickCandidate> candidates_;
   int64_t num_candidates_ = 0;
   std::vector<uint16_t> unpicked_;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 
 #include "cache_service/base/check.h"
 
@@ -29,7 +30,27 @@ double LogSumExp(std::span<const BlockResult> blocks, int row) {
   return maximum + std::log(sum);
 }
 
+// Queries that share a unit pick each for itself, but in mode `all` together.
+int64_t MaxPickBlocks(const KvShape& shape, const RecallLimits& limits) {
+  const int64_t tokens = std::max<int64_t>(kMaxQueryRows / shape.group_size(), 1);
+  const int64_t pages = (limits.all_positions + shape.page_tokens - 1) / shape.page_tokens;
+  return std::max(tokens * NumBlocksOf(limits.max_picks), NumBlocksOf(pages * shape.page_tokens));
+}
+
 }  // namespace
+
+RecallScratch CutRecallScratch(const KvShape& shape, int64_t num_slot_blocks,
+                               const RecallLimits& limits, ScratchCutter& cutter) {
+  const int64_t parts = (shape.group_size() + kMaxQueryRows - 1) / kMaxQueryRows;
+  RecallScratch scratch;
+  scratch.max_pick_blocks = MaxPickBlocks(shape, limits);
+  const int64_t rows = parts * scratch.max_pick_blocks * kMaxQueryRows;
+  scratch.gathered = cutter.Take<std::byte>(int64_t{kPickBlock} * shape.row_bytes());
+  scratch.weights = cutter.Take<float>(rows * kPickBlock);
+  scratch.out = cutter.Take<float>(rows * PaddedRow(shape.head_dim));
+  scratch.blocks = cutter.Take<BlockResult>(parts * (num_slot_blocks + scratch.max_pick_blocks));
+  return scratch;
+}
 
 int64_t RecallAttention::NumPickBlocks() const {
   int64_t blocks = 0;
@@ -66,15 +87,14 @@ void RecallAttention::Report(const RecallWork& work, int64_t token,
               recall.picks.begin() + index * recall.max_picks);
 }
 
-void RecallAttention::PickAll(CpuTarget target, const RecallWork& work) {
-  const ScanKernels& kernels = ScanKernelsOf(target);
+void RecallAttention::PickAll(const RecallWork& work) {
   const int64_t group = work.shape.group_size();
   picks_.clear();
   lists_.clear();
   for (int64_t token = 0; token < work.num_tokens; ++token) {
     if (token == 0 || !work.item.recall->all) {
       const auto first = static_cast<int64_t>(picks_.size());
-      picker_.Pick(kernels, QueryOf(work, token, /*with_picks=*/false), picks_);
+      picker_.Pick(*scan_kernels_, QueryOf(work, token, /*with_picks=*/false), picks_);
       lists_.push_back({.first = first,
                         .count = static_cast<int64_t>(picks_.size()) - first,
                         .first_row = token * group,
@@ -88,7 +108,7 @@ void RecallAttention::PickAll(CpuTarget target, const RecallWork& work) {
 
 void RecallAttention::Gather(const RecallWork& work, std::span<const Position> picks) {
   const int64_t row_bytes = work.shape.row_bytes() / 2;
-  std::byte* keys = gathered_.Grow(2 * kPickBlock * row_bytes);
+  std::byte* keys = scratch_.gathered;
   std::byte* values = keys + kPickBlock * row_bytes;
   for (size_t i = 0; i < picks.size(); ++i) {
     const std::byte* page =
@@ -100,23 +120,23 @@ void RecallAttention::Gather(const RecallWork& work, std::span<const Position> p
 }
 
 // Block number `block` of each part over the `count` picks that lie gathered.
-void RecallAttention::AttendBlock(const DecodeKernels& kernels, const RecallWork& work,
-                                  const PickList& list, int64_t count, int64_t block) {
+void RecallAttention::AttendBlock(const RecallWork& work, const PickList& list, int64_t count,
+                                  int64_t block) {
   const int64_t padded = PaddedRow(work.shape.head_dim);
   const int64_t num_blocks = NumPickBlocks();
   const SlotBlock slots{.dtype = work.shape.dtype,
                         .head_dim = work.shape.head_dim,
-                        .keys = gathered_.get(),
-                        .values = gathered_.get() + kPickBlock * work.shape.row_bytes() / 2,
+                        .keys = scratch_.gathered,
+                        .values = scratch_.gathered + kPickBlock * work.shape.row_bytes() / 2,
                         .positions = kSeenByAll,
                         .count = static_cast<int>(count)};
   for (int64_t part = 0; part < static_cast<int64_t>(work.parts.size()); ++part) {
     const QueryRows& all = *work.parts[part].rows;
-    BlockResult& result = blocks_[part][work.parts[part].slots.size() + block];
+    BlockResult& result = scratch_.blocks[(part + 1) * num_blocks_ - num_blocks + block];
     const int64_t index = (part * num_blocks + block) * kMaxQueryRows;
-    result.weights = weights_.get() + index * kPickBlock;
+    result.weights = scratch_.weights + index * kPickBlock;
     result.weights_stride = kPickBlock;
-    result.out = out_.get() + index * padded;
+    result.out = scratch_.out + index * padded;
     std::fill_n(result.maximum, kMaxQueryRows, kNoMaximum);
     const int64_t first = std::max<int64_t>(list.first_row - part * kMaxQueryRows, 0);
     const int64_t end =
@@ -129,23 +149,23 @@ void RecallAttention::AttendBlock(const DecodeKernels& kernels, const RecallWork
     of_rows.weights = result.weights + first * kPickBlock;
     of_rows.weights_stride = kPickBlock;
     of_rows.out = result.out + first * padded;
-    kernels.attend_block(slots, rows, of_rows);
+    decode_kernels_->attend_block(slots, rows, of_rows);
     std::copy_n(of_rows.maximum, rows.num_rows, result.maximum + first);
     std::copy_n(of_rows.sum, rows.num_rows, result.sum + first);
   }
 }
 
-void RecallAttention::AttendPicks(CpuTarget target, const RecallWork& work) {
+void RecallAttention::AttendPicks(const RecallWork& work) {
   HW_CHECK(work.item.recall->sketch.page_tokens == work.shape.page_tokens);
-  PickAll(target, work);
+  PickAll(work);
   const int64_t num_blocks = NumPickBlocks();
-  const int64_t rows = static_cast<int64_t>(work.parts.size()) * num_blocks * kMaxQueryRows;
-  weights_.Grow(rows * kPickBlock);
-  out_.Grow(rows * PaddedRow(work.shape.head_dim));
-  blocks_.resize(std::max(blocks_.size(), work.parts.size()));
-  for (size_t part = 0; part < work.parts.size(); ++part) {
-    blocks_[part].assign(work.parts[part].slots.begin(), work.parts[part].slots.end());
-    blocks_[part].resize(work.parts[part].slots.size() + num_blocks);
+  HW_CHECK(num_blocks <= scratch_.max_pick_blocks);
+  num_blocks_ = static_cast<int64_t>(work.parts[0].slots.size()) + num_blocks;
+  BlockResult* blocks = scratch_.blocks;
+  for (const RecallPart& part : work.parts) {
+    std::uninitialized_copy(part.slots.begin(), part.slots.end(), blocks);
+    std::uninitialized_value_construct_n(blocks + part.slots.size(), num_blocks);
+    blocks += num_blocks_;
   }
   int64_t block = 0;
   for (const PickList& list : lists_) {
@@ -153,13 +173,12 @@ void RecallAttention::AttendPicks(CpuTarget target, const RecallWork& work) {
     for (int64_t first = 0; first < list.count; first += kPickBlock) {
       const int64_t count = std::min<int64_t>(list.count - first, kPickBlock);
       Gather(work, picks.subspan(first, count));
-      AttendBlock(DecodeKernelsOf(target), work, list, count, block++);
+      AttendBlock(work, list, count, block++);
     }
   }
 }
 
-void RecallAttention::AddGains(CpuTarget target, const RecallWork& work, int part,
-                               std::span<const double> factors) {
+void RecallAttention::AddGains(const RecallWork& work, int part, std::span<const double> factors) {
   const RecallView& recall = *work.item.recall;
   if (recall.gains.empty()) return;
   int64_t* gains = recall.gains.data() + work.kv_head * recall.gains_stride;
@@ -173,22 +192,22 @@ void RecallAttention::AddGains(CpuTarget target, const RecallWork& work, int par
     for (int64_t first = 0; first < list.count; first += kPickBlock, ++block) {
       const int64_t count = std::min<int64_t>(list.count - first, kPickBlock);
       int64_t of_picks[kPickBlock] = {};
-      DecodeKernelsOf(target).add_gains(blocks[block].weights + first_row * kPickBlock, kPickBlock,
-                                        factors.data() + block * kMaxQueryRows + first_row,
-                                        static_cast<int>(end_row - first_row), count, of_picks);
+      decode_kernels_->add_gains(blocks[block].weights + first_row * kPickBlock, kPickBlock,
+                                 factors.data() + block * kMaxQueryRows + first_row,
+                                 static_cast<int>(end_row - first_row), count, of_picks);
       for (int64_t i = 0; i < count; ++i) gains[picks[first + i]] += of_picks[i];
     }
   }
 }
 
-void RecallAttention::ReportMissing(CpuTarget target, const RecallWork& work) {
+void RecallAttention::ReportMissing(const RecallWork& work) {
   const RecallView& recall = *work.item.recall;
   if (recall.missing.empty()) return;
   for (int64_t token = 0; token < work.num_tokens; ++token) {
     const int64_t index = (work.first_token + token) * work.shape.num_kv_heads + work.kv_head;
     const PickList& list = recall.all ? lists_.front() : lists_[token];
     recall.missing[index] = picker_.MissingShare(
-        ScanKernelsOf(target), QueryOf(work, token, /*with_picks=*/true), PicksOf(list));
+        *scan_kernels_, QueryOf(work, token, /*with_picks=*/true), PicksOf(list));
   }
 }
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "worker/backend/backend.h"
-#include "worker/backend/cpu/aligned.h"
 #include "worker/backend/cpu/decode_kernels.h"
 #include "worker/backend/cpu/picker.h"
 #include "worker/backend/cpu/scan_kernels.h"
+#include "worker/backend/cpu/scratch.h"
 
 namespace heavywater {
 
@@ -34,25 +34,43 @@ struct RecallWork {
   std::span<const RecallPart> parts;
 };
 
+// What grows with picks: of the largest unit, one thread.
+struct RecallScratch {
+  std::byte* gathered = nullptr;  // [kPickBlock] keys, then values
+  float* weights = nullptr;       // [parts][blocks][kMaxQueryRows][kPickBlock]
+  float* out = nullptr;           // [parts][blocks][kMaxQueryRows][PaddedRow(head_dim)]
+  BlockResult* blocks = nullptr;  // [parts][slots' blocks, then picks']
+  int64_t max_pick_blocks = 0;
+};
+RecallScratch CutRecallScratch(const KvShape& shape, int64_t num_slot_blocks,
+                               const RecallLimits& limits, ScratchCutter& cutter);
+
 // Holds what a unit needs until its blocks are merged, reused between calls. One
 // thread at a time.
 class RecallAttention {
  public:
+  explicit RecallAttention(CpuTarget target)
+      : decode_kernels_(&DecodeKernelsOf(target)), scan_kernels_(&ScanKernelsOf(target)) {}
+
+  // Before every step.
+  void SetScratch(const RecallScratch& scratch) { scratch_ = scratch; }
+
   // Picks, and attends to the picks.
-  void AttendPicks(CpuTarget target, const RecallWork& work);
+  void AttendPicks(const RecallWork& work);
 
   // After AttendPicks(): a part's blocks, of its slots and then of its picks. Rows of
   // other tokens have maximum -infinity in these.
-  std::span<const BlockResult> Blocks(int part) const { return blocks_[part]; }
+  std::span<const BlockResult> Blocks(int part) const {
+    return {scratch_.blocks + part * num_blocks_, static_cast<size_t>(num_blocks_)};
+  }
 
   // After AttendPicks(), when a part's blocks are merged: adds the probabilities of
   // its picks to recall->gains. `factors` is [blocks][kMaxQueryRows]. The caller
   // sees to it that nobody else adds to the KV head's gains meanwhile.
-  void AddGains(CpuTarget target, const RecallWork& work, int part,
-                std::span<const double> factors);
+  void AddGains(const RecallWork& work, int part, std::span<const double> factors);
 
   // After AttendPicks(): recall->missing.
-  void ReportMissing(CpuTarget target, const RecallWork& work);
+  void ReportMissing(const RecallWork& work);
 
  private:
   // A token's picks; in mode `all` they are every token's.
@@ -68,21 +86,20 @@ class RecallAttention {
   }
   int64_t NumPickBlocks() const;
   PickerQuery QueryOf(const RecallWork& work, int64_t token, bool with_picks);
-  void PickAll(CpuTarget target, const RecallWork& work);
+  void PickAll(const RecallWork& work);
   void Report(const RecallWork& work, int64_t token, std::span<const Position> picks) const;
   void Gather(const RecallWork& work, std::span<const Position> picks);
-  void AttendBlock(const DecodeKernels& kernels, const RecallWork& work, const PickList& list,
-                   int64_t count, int64_t block);
+  void AttendBlock(const RecallWork& work, const PickList& list, int64_t count, int64_t block);
 
+  const DecodeKernels* decode_kernels_;
+  const ScanKernels* scan_kernels_;
   Picker picker_;
   std::vector<Position> picks_;
   std::vector<PickList> lists_;
-  std::vector<std::vector<BlockResult>> blocks_;  // [parts][slots' blocks, then picks']
-  std::vector<const float*> queries_;             // of one token
+  int64_t num_blocks_ = 0;  // of each part: of slots and of picks
+  RecallScratch scratch_;
+  std::vector<const float*> queries_;  // of one token
   std::vector<double> lse_;
-  AlignedScratch<std::byte> gathered_;  // [kPickBlock] keys, then values
-  AlignedScratch<float> weights_;       // [parts][blocks][kMaxQueryRows][kPickBlock]
-  AlignedScratch<float> out_;           // [parts][blocks][kMaxQueryRows][PaddedRow(head_dim)]
 };
 
 }  // namespace heavywater

@@ -231,10 +231,11 @@ HWY_INLINE VF Shares(const ScanQuery& query, int head, int part) {
 // The mean over heads is at least `least` only where one head's share is: sums
 // below this cannot be. Float errors are far smaller than the margin.
 void SetThresholds(const ScanQuery& query, float least) {
+  const float log_least = std::log(least);
   for (int head = 0; head < query.num_heads; ++head) {
     const float lse = query.lse[head];
     const float margin = 1e-3f + 1e-5f * (std::abs(lse) + std::abs(query.constants[head]));
-    const float needed = lse + std::log(least) - margin - query.constants[head];
+    const float needed = lse + log_least - margin - query.constants[head];
     if (query.units[head] == 0) {
       query.thresholds[head] = needed > 0 ? 1 : 0;  // all sums are 0
       continue;
@@ -308,7 +309,8 @@ namespace heavywater {
 
 const ScanKernels& ScanKernelsOf(CpuTarget target, bool dot_products) {
   if (target == CpuTarget::kAvx2) return N_AVX2::kScanKernels;
-  const bool has_them = (hwy::SupportedTargets() & HWY_AVX3_DL) != 0;
+  // Asking the processor takes microseconds.
+  static const bool has_them = (hwy::SupportedTargets() & HWY_AVX3_DL) != 0;
   return dot_products && has_them ? N_AVX3_DL::kScanKernels : N_AVX3::kScanKernels;
 }
 

@@ -21,7 +21,7 @@ struct ScanQuery {
                                   // channels in order, zero padded
   const float* others = nullptr;  // [num_heads][PaddedRow(head_dim - channels)] likewise
   const float* lse = nullptr;     // [num_heads] what estimated logits are relative to
-  // Workspace, vector-aligned.
+  // Workspace.
   float* constants = nullptr;     // [num_heads]
   float* units = nullptr;         // [num_heads]
   int32_t* thresholds = nullptr;  // [num_heads]

@@ -75,6 +75,57 @@ TEST_P(CpuBackendThreadsTest, RecallYieldsTheSameBitsWithOneThreadAndWithThree) 
   }
 }
 
+TEST_P(CpuBackendThreadsTest, ScratchIsMoreForMoreRecallAndNothingWithoutIt) {
+  const KvShape shape = Shape(KvDtype::kBFloat16);
+  const auto bytes = [&](int64_t picks, int64_t all_positions) {
+    return one_->AttendScratchBytes(shape, 1000,
+                                    {.max_picks = picks, .all_positions = all_positions});
+  };
+  EXPECT_EQ(bytes(0, 0), one_->AttendScratchBytes(shape, 1000));
+  EXPECT_LT(bytes(0, 0), bytes(1, 0));
+  EXPECT_LE(bytes(1, 0), bytes(64, 0));
+  EXPECT_LT(bytes(64, 0), bytes(65, 0));
+  EXPECT_LT(bytes(64, 0), bytes(64, 1000));
+  EXPECT_LT(bytes(0, 1000), bytes(0, 2000));
+}
+
+TEST_P(CpuBackendThreadsTest, RecallStaysWithinTheScratchThatWasAskedFor) {
+  std::mt19937 rng(1);
+  for (const int num_kv_heads : {1, 2, 4, 20}) {  // groups of 20, 10, 5 and 1
+    for (const bool all : {false, true}) {
+      KvShape shape = Shape(KvDtype::kFloat32);
+      shape.num_kv_heads = num_kv_heads;
+      RecallImage image = RecallOf(shape, DenseLayer(rng, shape, 1, 512), 16);
+      std::fill(image.demoted.begin(), image.demoted.end(), 0xffff);
+      image.all = all;
+      const DeviceRecall recall(*three_, shape, image, 9);
+      const DeviceLayer layer(*three_, DenseLayer(rng, shape, 1, 30));
+      const DeviceBuffer queries = Upload(*three_, RandomFloats(rng, 9 * 20 * 64));
+      const DeviceBuffer out = Upload(*three_, std::vector<float>(9 * 20 * 64));
+      const int64_t bytes = three_->AttendScratchBytes(shape, 30, LimitsOf(recall.view()));
+      const DeviceBuffer scratch = Upload(*three_, std::vector<char>(bytes + 4096, 'x'));
+      const AttendItem item{.layer = layer.view(),
+                            .first_token = 0,
+                            .num_tokens = 9,
+                            .first_position = 512,
+                            .recall = &recall.view()};
+      Stream stream;
+      ASSERT_TRUE(three_
+                      ->Attend(shape,
+                               {.items = {&item, 1},
+                                .queries = queries.As<float>(),
+                                .out = out.As<float>(),
+                                .scratch = scratch.As<std::byte>(0, bytes),
+                                .scale = 0.125f},
+                               stream)
+                      .ok());
+      EXPECT_EQ(recall.Read().picks[0].size(), 64u);
+      const std::vector<char> after = Download<char>(*three_, scratch);
+      EXPECT_EQ(std::string(after.begin() + bytes, after.end()), std::string(4096, 'x'));
+    }
+  }
+}
+
 TEST_P(CpuBackendThreadsTest, AttendPromptYieldsTheSameBitsWithOneThreadAndWithThree) {
   std::mt19937 rng(2);
   const PromptCase prompt = RandomPromptCase(rng, Shape(KvDtype::kFloat32), 333);

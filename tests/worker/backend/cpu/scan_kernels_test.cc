@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cache_service/base/float16.h"
-#include "worker/backend/cpu/aligned.h"
 #include "worker/backend/sketch.h"
 
 namespace heavywater {
@@ -50,11 +49,14 @@ struct Scan {
     query.chosen = chosen.data();
     query.others = others.data();
     query.lse = lse.data();
-    query.constants = floats.Grow(2 * heads);
+    floats.resize(2 * heads);
+    ints.resize(heads * (kSketchBlock + 1));
+    weights.resize(heads * num_chosen);
+    query.constants = floats.data();
     query.units = query.constants + heads;
-    query.sums = ints.Grow(heads * (kSketchBlock + 1));
+    query.sums = ints.data();
     query.thresholds = query.sums + heads * kSketchBlock;
-    query.weights = weights.Grow(heads * num_chosen);
+    query.weights = weights.data();
   }
 
   uint16_t* Table(int64_t offset) { return reinterpret_cast<uint16_t*>(page.data() + offset); }
@@ -64,9 +66,9 @@ struct Scan {
   std::vector<float> chosen;
   std::vector<float> others;
   std::vector<float> lse;
-  AlignedScratch<float> floats;
-  AlignedScratch<int32_t> ints;
-  AlignedScratch<int8_t> weights;
+  std::vector<float> floats;
+  std::vector<int32_t> ints;
+  std::vector<int8_t> weights;
   ScanQuery query;
 };
 
