@@ -61,6 +61,7 @@ absl::StatusOr<Budget> ResolveSequenceBudget(const KvShape& shape,
   const int64_t floor =
       std::max<int64_t>({policy.min_budget_tokens - policy.recent_tokens, policy.sink_tokens, 1});
   policy.heavy_tokens = std::max(slots - policy.recent_tokens, floor);
+  policy.device_ratio = 0;
   return ResolveBudget(policy, sequence.prompt_tokens);
 }
 
