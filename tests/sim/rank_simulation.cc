@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "worker/rank/sequence_cache.h"
+#include "worker/rank/sequence_memory.h"
 
 namespace heavywater {
 namespace {
@@ -23,6 +24,8 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   host_full_stops += other.host_full_stops;
   lost += other.lost;
   demoted_rows += other.demoted_rows;
+  recalled += other.recalled;
+  promoted += other.promoted;
   dropped += other.dropped;
 }
 
@@ -41,10 +44,11 @@ TestGroupOptions RankSimulation::RandomGroup() {
   options.query_heads = 4 * options.kv_heads * (options.world_size == 3 ? 3 : 1);
   options.num_layers = Between(1, 3);
   options.dtype = OneIn(2) ? KvDtype::kFloat32 : KvDtype::kBFloat16;
-  options.page_tokens = OneIn(2) ? 8 : 16;
+  options.head_dim = OneIn(2) ? 8 : 24;
+  options.page_tokens = OneIn(3) ? 8 : 16;
   options.max_step_tokens = 24;
   options.reserve_ahead_tokens = OneIn(2) ? 0 : Between(1, 40);
-  options.device_memory_bytes = OneIn(2) ? 0 : 120000;
+  options.device_memory_bytes = OneIn(2) ? 0 : int64_t{15000} * options.head_dim;
   options.seed = random_();
   if (OneIn(8)) return options;  // no host tier
   tiers_.resize(options.world_size);
@@ -62,8 +66,41 @@ SequenceOptions RankSimulation::RandomSequence() {
   options.policy.pooling = static_cast<Pooling>(random_() % 3);
   options.policy.plan_interval_steps = OneIn(2) ? 1 : Between(2, 6);
   options.policy.decay = OneIn(2) ? 1.0 : 0.9;
+  if (OneIn(2)) AddRecall(options.policy);
   options.on_host_full = OneIn(2) ? OnHostFull::kStop : OnHostFull::kDrop;
   return options;
+}
+
+// Where the group can: it needs host tiers, and a rank's own KV heads.
+void RankSimulation::AddRecall(PolicyOptions& policy) {
+  const TestGroupOptions& group = group_->options();
+  if (policy.policy == Policy::kFull) return;
+  if (tiers_.empty() || group.world_size > group.kv_heads || group.page_tokens % 16 != 0) return;
+  policy.recall.enabled = true;
+  policy.recall.all = OneIn(8);
+  policy.recall.recall_tokens = Between(1, 40);
+  policy.recall.min_share = OneIn(2) ? 1e-4 : 1e-2;
+  policy.recall.promote_candidates = Between(0, 8);
+  policy.pooled_seeds = OneIn(2);
+}
+
+// As the ranks that hold the heads have it now.
+PlainHostMemory RankSimulation::HostMemoryOf(SequenceId id) {
+  const int heads_per_rank = group_->options().kv_heads / group_->world_size();
+  return {.has_copy =
+              [this, id, heads_per_rank](int kv_head, Position position) {
+                const int rank = kv_head / heads_per_rank;
+                return (*group_->cache(rank).Find(id))->host_pages().has_copy(position);
+              },
+          .promotable_end =
+              [this, id] {
+                int64_t end = (*group_->cache().Find(id))->host_pages().first_unbacked();
+                for (int rank = 1; rank < group_->world_size(); ++rank) {
+                  SequenceCache& sequence = **group_->cache(rank).Find(id);
+                  end = std::min(end, sequence.host_pages().first_unbacked());
+                }
+                return end;
+              }};
 }
 
 std::string RankSimulation::Run(int steps) {
@@ -113,6 +150,7 @@ std::string RankSimulation::Join() {
   ++counts_.joined;
   const std::vector<int32_t> tokens = TestTokens(sequence.tag, sequence.options.prompt_tokens);
   sequence.plain = std::make_unique<PlainSequence>(*group_, sequence.options.policy);
+  if (sequence.options.policy.recall.enabled) sequence.plain->SetHostMemory(HostMemoryOf(id));
   sequence.plain->Prompt(tokens);
   const absl::Status status = group_->RunPrompt(id, tokens);
   if (!status.ok()) return absl::StrCat("prompt of sequence ", id, ": ", status.ToString());
@@ -123,6 +161,11 @@ std::string RankSimulation::Join() {
 std::string RankSimulation::Leave() {
   auto leaving = sequences_.begin();
   std::advance(leaving, random_() % sequences_.size());
+  for (int rank = 0; rank < group_->world_size(); ++rank) {
+    const SequenceStats stats = *group_->cache(rank).Stats(leaving->first);
+    counts_.recalled += stats.recall_reads;
+    counts_.promoted += stats.promoted;
+  }
   const absl::Status status = group_->Close(leaving->first);
   sequences_.erase(leaving);
   return status.ok() ? "" : status.ToString();
@@ -173,10 +216,12 @@ std::string RankSimulation::Step() {
   if (fault != Fault::kNone) {
     group_->tamper = [&](std::vector<DeviceSpan<int64_t>>& buffers) {
       const auto world = static_cast<int64_t>(buffers.size());
-      const int64_t header = (2 + 5 * static_cast<int64_t>(appends.size())) * world;
+      const int64_t header =
+          (kStepFields + kItemFields * static_cast<int64_t>(appends.size())) * world;
       int64_t* mine = buffers[faulty].device_address();
       if (fault == Fault::kStatus) {
-        for (size_t i = 0; i < appends.size(); ++i) mine[(2 + 5 * i) * world + faulty] = 13;
+        for (size_t i = 0; i < appends.size(); ++i)
+          mine[(kStepFields + kItemFields * i) * world + faulty] = 13;
       } else {
         std::fill_n(mine + header, buffers[faulty].size() - header, 0);
       }

@@ -27,7 +27,9 @@ struct SimulationCounts {
   int64_t host_full_stops = 0;
   int64_t lost = 0;          // pages of one sequence on one rank
   int64_t demoted_rows = 0;  // compared with what was appended
-  int64_t dropped = 0;       // positions, summed over checks
+  int64_t recalled = 0;      // positions that queries picked
+  int64_t promoted = 0;
+  int64_t dropped = 0;  // positions, summed over checks
   void Add(const SimulationCounts& other);
 };
 
@@ -52,6 +54,8 @@ class RankSimulation {
   bool OneIn(int n) { return random_() % n == 0; }
   TestGroupOptions RandomGroup();
   SequenceOptions RandomSequence();
+  void AddRecall(PolicyOptions& policy);
+  PlainHostMemory HostMemoryOf(SequenceId id);
 
   std::string OneRound();
   std::string Join();

@@ -30,11 +30,12 @@ TEST(RankSimulationTest, EverythingHoldsAfterEveryStep) {
   }
   std::printf(
       "%ld steps, %ld sequences, %ld refused, %ld tokens, %ld items failed by faults, %ld stopped "
-      "by full host memory, %ld demoted rows compared, %ld dropped\n",
+      "by full host memory, %ld demoted rows compared, %ld dropped, %ld recalled, %ld promoted\n",
       static_cast<long>(counts.steps), static_cast<long>(counts.joined),
       static_cast<long>(counts.refused), static_cast<long>(counts.tokens),
       static_cast<long>(counts.failed_items), static_cast<long>(counts.host_full_stops),
-      static_cast<long>(counts.demoted_rows), static_cast<long>(counts.dropped));
+      static_cast<long>(counts.demoted_rows), static_cast<long>(counts.dropped),
+      static_cast<long>(counts.recalled), static_cast<long>(counts.promoted));
   if (seeds < kShortSlice) return;
   // All that the simulation is there for has happened.
   EXPECT_GT(counts.refused, 0);
@@ -43,6 +44,8 @@ TEST(RankSimulationTest, EverythingHoldsAfterEveryStep) {
   EXPECT_GT(counts.lost, 0);
   EXPECT_GT(counts.demoted_rows, 10000);
   EXPECT_GT(counts.dropped, 0);
+  EXPECT_GT(counts.recalled, 10000);
+  EXPECT_GT(counts.promoted, 100);
 }
 
 }  // namespace

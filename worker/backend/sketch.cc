@@ -35,9 +35,9 @@ int SketchCode(const SketchShape& shape, const SketchPage& page, int64_t row, in
 void DecodeSketchRow(const SketchShape& shape, const SketchPage& page, const uint8_t* chosen,
                      int64_t row, float* key) {
   for (int i = 0; i < shape.channels; ++i) {
-    key[chosen[i]] = Float16ToFloat(page.minima[i]) +
-                     Float16ToFloat(page.steps[i]) *
-                         static_cast<float>(SketchCode(shape, page, row, i));
+    key[chosen[i]] =
+        Float16ToFloat(page.minima[i]) +
+        Float16ToFloat(page.steps[i]) * static_cast<float>(SketchCode(shape, page, row, i));
   }
   ForOtherChannels(shape, chosen, [&](int channel, int index) {
     key[channel] = Float16ToFloat(page.means[index]);

@@ -125,6 +125,11 @@ void HostPages::FillRows(int layer, int64_t begin, int64_t end, std::span<HostRo
   }
 }
 
+bool HostPages::has_copy(Position position) const {
+  const int64_t page = geometry_.PageOf(position);
+  return readable() && page < static_cast<int64_t>(backed_.size()) && backed_[page];
+}
+
 std::vector<const std::byte*> HostPages::PageTable(int layer, int64_t num_pages) const {
   std::vector<const std::byte*> table(heads_.count * num_pages, nullptr);
   if (role_ != Role::kWriter) return table;

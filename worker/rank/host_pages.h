@@ -44,6 +44,7 @@ class HostPages {
   // Whether what this rank has written can be read here. False once the tier has
   // lost the sequence.
   bool readable() const { return writes() && !is_lost(); }
+  bool has_copy(Position position) const;
   // Pages [0, num_pages) of a layer, [heads][num_pages]; null without a copy.
   std::vector<const std::byte*> PageTable(int layer, int64_t num_pages) const;
   // The first position without a host row: 0 when nothing is readable, the

@@ -13,7 +13,7 @@ namespace heavywater {
 namespace {
 
 enum StepField : int64_t { kStep, kLength };                                   // kStepFields
-enum ItemField : int64_t { kStatus, kRan, kSeen, kUsed, kHash, kPromotable };  // kItemFields
+enum ItemField : int64_t { kStatus, kRan, kSeen, kUsed, kPromotable, kHash };  // kItemFields
 
 int64_t FieldOf(int64_t item, ItemField field) { return kStepFields + item * kItemFields + field; }
 

@@ -73,6 +73,10 @@ absl::Status RemoteHostTier::Reserve(SequenceId sequence, int64_t first_page, in
     return absl::UnavailableError(
         absl::StrCat("the cache service does not know sequence ", sequence, " any more"));
   }
+  // Pages that the rank leaves out will not be asked for later.
+  if (entry->sequence->num_pages() < first_page) {
+    entry->sequence->SkipPages(entry->sequence->num_pages(), first_page);
+  }
   const int64_t wanted_before = entry->wanted_pages;
   entry->wanted_pages = std::max(wanted_before, end_page);
   entry->refused = absl::OkStatus();

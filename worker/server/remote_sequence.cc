@@ -45,7 +45,6 @@ void RemoteSequence::AddLocalPages(int64_t end_page) {
 }
 
 void RemoteSequence::SkipPages(int64_t first_page, int64_t end_page) {
-  HW_CHECK(first_page * geometry_.page_tokens >= published_);
   first_page = std::min(first_page, num_pages());
   // Those that have come meanwhile are given back.
   for (int64_t page = first_page; page < std::min(end_page, num_pages()); ++page) {

@@ -247,7 +247,7 @@ TEST(PlanStateMemoryTest, PlansThatNeverCompleteAreBoundedInBytesButForTheNewest
     v1::PlanReport report = Report(plan, kTokens, 1, kTokens);
     AddSet(report, 1, -1, {0});
     state.Apply(1, report);
-    state.Advance([](int) { return 0; });
+    state.Advance(NoPages);
     return state.committed() != nullptr && state.committed()->number == plan;
   };
   EXPECT_FALSE(commits(1));
@@ -266,7 +266,7 @@ TEST(PlanSetsTest, ASetThatExceedsAMessageIsCutAndJoinsToTheSame) {
   }
   AddSet(report, 0, -1, positions, scores);
   state.Apply(0, report);
-  state.Advance([](int) { return 0; });
+  state.Advance(NoPages);
   ASSERT_NE(state.committed(), nullptr);
   v1::ResolvedBudget budget;
   budget.set_sink_tokens(4);

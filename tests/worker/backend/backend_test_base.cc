@@ -51,15 +51,20 @@ DeviceBuffer AttendScratch(Backend& backend, const KvShape& shape,
 
 AttendOutcome RunAttend(Backend& backend, const AttendCase& attend) {
   std::vector<DeviceLayer> layers;
+  std::vector<std::unique_ptr<DeviceRecall>> recalls;
   std::vector<AttendItem> items;
   int64_t first_token = 0;
   for (const AttendCase::Item& item : attend.items) {
     layers.emplace_back(backend, item.layer);
+    recalls.push_back(item.recall ? std::make_unique<DeviceRecall>(backend, attend.shape,
+                                                                   *item.recall, item.num_tokens)
+                                  : nullptr);
     items.push_back({.layer = layers.back().view(),
                      .first_token = first_token,
                      .num_tokens = item.num_tokens,
                      .first_position = item.first_position,
-                     .accumulate_gains = true});
+                     .accumulate_gains = true,
+                     .recall = recalls.back() ? &recalls.back()->view() : nullptr});
     first_token += item.num_tokens;
   }
   const DeviceBuffer queries = Upload(backend, attend.queries);
@@ -76,6 +81,9 @@ AttendOutcome RunAttend(Backend& backend, const AttendCase& attend) {
   EXPECT_TRUE(status.ok()) << status;
   AttendOutcome outcome{.out = Download<float>(backend, out), .gains = {}};
   for (const DeviceLayer& layer : layers) outcome.gains.push_back(layer.Read().gains);
+  for (const auto& recall : recalls) {
+    outcome.recall.push_back(recall ? recall->Read() : RecallOutcome());
+  }
   return outcome;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/worker/backend/layer_image.h"
+#include "tests/worker/backend/recall_image.h"
 #include "worker/backend/backend.h"
 
 namespace heavywater {
@@ -35,6 +37,7 @@ struct AttendCase {
     LayerImage layer;
     int64_t num_tokens = 1;
     Position first_position = 0;
+    std::optional<RecallImage> recall = {};
   };
   KvShape shape;
   std::vector<Item> items;
@@ -49,6 +52,7 @@ struct AttendCase {
 struct AttendOutcome {
   std::vector<float> out;
   std::vector<std::vector<int64_t>> gains;  // [item][num_kv_heads * capacity]
+  std::vector<RecallOutcome> recall = {};   // [item]
 };
 // Exactly what the backend asks for.
 DeviceBuffer AttendScratch(Backend& backend, const KvShape& shape,

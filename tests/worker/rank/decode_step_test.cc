@@ -10,6 +10,7 @@
 #include "tests/worker/rank/plain_sequence.h"
 #include "tests/worker/rank/test_group.h"
 #include "worker/rank/sequence_cache.h"
+#include "worker/rank/sequence_memory.h"
 
 namespace heavywater {
 namespace {
@@ -87,7 +88,9 @@ class DecodeStepTest : public ::testing::Test {
   std::vector<PlainSequence> plain_;
 };
 
-int64_t HeaderSize(int world_size, int num_items) { return (2 + 5 * num_items) * world_size; }
+int64_t HeaderSize(int world_size, int num_items) {
+  return (kStepFields + kItemFields * num_items) * world_size;
+}
 
 // Sets what rank 1 contributes to the scores to zero.
 void ZeroScoresOfRank1(std::vector<DeviceSpan<int64_t>>& buffers) {

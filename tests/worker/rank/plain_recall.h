@@ -3,7 +3,8 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <functional>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,13 @@ struct PlainRecallOptions {
   RecallOptions recall;
   int head_dim = 8;
   int page_tokens = 16;
+};
+
+// What ranks find in host memory; by default everything.
+struct PlainHostMemory {
+  std::function<bool(int kv_head, Position position)> has_copy = [](int, Position) { return true; };
+  // Positions at or above it are not promoted.
+  std::function<int64_t()> promotable_end = [] { return std::numeric_limits<int64_t>::max(); };
 };
 
 // One KV head's sketch of a layer's keys.

@@ -238,7 +238,9 @@ std::vector<Position> PlainLayer::Pick(int kv_head, std::span<const float> q,
                                        std::vector<double> lse) {
   if (!policy_.recall.enabled || sketched_tokens_ == 0) return {};
   std::vector<Position> demoted;
-  for (const auto& [position, entry] : demoted_[SetOf(kv_head)]) demoted.push_back(position);
+  for (const auto& [position, entry] : demoted_[SetOf(kv_head)]) {
+    if (host_.has_copy(kv_head, position)) demoted.push_back(position);
+  }
   std::vector<std::vector<float>> queries;
   for (size_t i = 0; i < q.size(); i += shape_.head_dim) {
     queries.emplace_back(q.begin() + i, q.begin() + i + shape_.head_dim);
@@ -262,6 +264,15 @@ std::vector<std::vector<double>> PlainLayer::KeysOf(int kv_head) const {
   return keys;
 }
 
+std::vector<std::vector<double>> PlainLayer::KeysWithCopy(int kv_head) const {
+  const std::vector<std::vector<double>> all = KeysOf(kv_head);
+  std::vector<std::vector<double>> keys;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (host_.has_copy(kv_head, static_cast<Position>(i))) keys.push_back(all[i]);
+  }
+  return keys;
+}
+
 // After a plan or the prompt: codes of what is new, once something was demoted.
 void PlainLayer::Sketch() {
   const bool any = std::any_of(demoted_.begin(), demoted_.end(),
@@ -271,7 +282,7 @@ void PlainLayer::Sketch() {
                       tokens_seen() / shape_.page_tokens > sketched_tokens_ / shape_.page_tokens ||
                       tokens_seen() - policy_.recent_tokens > sketched_tokens_;
   for (int head = 0; head < shape_.num_kv_heads && needed; ++head) {
-    if (sketched_tokens_ == 0) sketches_[head].Choose(KeysOf(head));
+    if (sketched_tokens_ == 0) sketches_[head].Choose(KeysWithCopy(head));
     sketches_[head].Encode(KeysOf(head), static_cast<Position>(sketched_tokens_));
   }
   if (needed) sketched_tokens_ = tokens_seen();
@@ -302,7 +313,7 @@ void PlainLayer::TakeReports(int set) {
     for (int64_t i = entry.clock; i < clock_; ++i) decay *= policy_.decay;
     entry.score = std::llrint(static_cast<double>(entry.score) * decay) + gain;
     entry.clock = clock_;
-    sets_[set][position] = entry.score;  // competes
+    if (position < host_.promotable_end()) sets_[set][position] = entry.score;  // competes
   }
 }
 

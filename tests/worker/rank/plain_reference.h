@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "cache_service/base/ids.h"
@@ -70,6 +71,8 @@ class PlainLayer {
   // A step that failed on some rank: gains since the last plan are lost.
   void ForgetGains();
 
+  void SetHostMemory(PlainHostMemory host) { host_ = std::move(host); }
+
   int64_t tokens_seen() const { return static_cast<int64_t>(keys_.size()); }
   const std::vector<Ledger>& sets() const { return sets_; }             // one, or one per KV head
   const std::vector<PlainChoice>& choices() const { return choices_; }  // likewise
@@ -89,6 +92,7 @@ class PlainLayer {
   double Logit(std::span<const float> query, int kv_head, Position position) const;
   void Observe(std::span<const float> q);
   std::vector<std::vector<double>> KeysOf(int kv_head) const;
+  std::vector<std::vector<double>> KeysWithCopy(int kv_head) const;
   void Demote(int set, Position position, int64_t score);
   // Proposals of the KV heads that share the set, into its scores.
   void TakeReports(int set);
@@ -108,6 +112,7 @@ class PlainLayer {
   std::vector<Ledger> sets_;
   std::vector<Ledger> gains_;  // since the last plan
   std::vector<PlainChoice> choices_;
+  PlainHostMemory host_;
   std::vector<std::map<Position, Demoted>> demoted_;  // by set
   std::vector<Ledger> unreported_;                    // gains of demoted positions, by KV head
   std::vector<Ledger> fresh_;                         // those since the last plan

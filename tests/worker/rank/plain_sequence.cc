@@ -68,6 +68,10 @@ void PlainSequence::Append(const std::vector<int32_t>& tokens, bool plan_due) {
   }
 }
 
+void PlainSequence::SetHostMemory(const PlainHostMemory& host) {
+  for (PlainLayer& layer : layers_) layer.SetHostMemory(host);
+}
+
 void PlainSequence::ForgetGains() {
   for (PlainLayer& layer : layers_) layer.ForgetGains();
 }

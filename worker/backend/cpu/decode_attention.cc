@@ -17,6 +17,18 @@ namespace {
 
 constexpr double kNoMaximum = -std::numeric_limits<double>::infinity();
 
+// Rows of a unit. With recall it holds whole tokens: their heads pick together.
+int64_t RowsPerUnit(const KvShape& shape, const AttendItem& item) {
+  const int64_t group = shape.group_size();
+  if (item.recall == nullptr || group > kMaxQueryRows) return kMaxQueryRows;
+  return kMaxQueryRows / group * group;
+}
+
+// Units that a token with recall may need for one KV head.
+int64_t UnitsPerGroup(const KvShape& shape) {
+  return (shape.group_size() + kMaxQueryRows - 1) / kMaxQueryRows;
+}
+
 int64_t NumBlocks(int64_t used) { return (used + kSlotBlock - 1) / kSlotBlock; }
 
 }  // namespace
@@ -37,7 +49,11 @@ struct DecodeAttention::Unit {
   int64_t first_row = 0;  // counted over the item's tokens x the head's group
   int num_rows = 0;
   int64_t num_blocks = 0;
-  int64_t blocks_left = 0;         // guarded by DecodeAttention::mutex_
+  // Units that finish together, from their leader on: a token whose group needs
+  // several, with recall. Else each is alone.
+  Unit* leader = nullptr;
+  int num_units = 1;               // the leader's
+  int64_t blocks_left = 0;         // the leader's; guarded by DecodeAttention::mutex_
   std::optional<Scratch> scratch;  // from the first block's start to the merge
 
   // The row's token within the item.
@@ -54,18 +70,21 @@ struct DecodeAttention::Unit {
 };
 
 DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
-    : kernels_(DecodeKernelsOf(target)), pool_(pool) {}
+    : target_(target),
+      kernels_(DecodeKernelsOf(target)),
+      pool_(pool),
+      recalls_(pool.num_threads()) {}
 DecodeAttention::~DecodeAttention() = default;
 
-// As tasks are claimed in order, no more than num_threads + 1 units hold scratch
-// at a time.
+// As tasks are claimed in order, no more than num_threads + 1 units, or tokens of
+// several units each, hold scratch at a time.
 std::vector<DecodeAttention::Scratch> DecodeAttention::CutScratch(const KvShape& shape,
                                                                   int64_t num_blocks,
                                                                   std::byte* memory,
                                                                   int64_t& bytes) const {
   const int64_t padded = PaddedRow(shape.head_dim);
   ScratchCutter cutter(memory);
-  std::vector<Scratch> parts(pool_.num_threads() + 1);
+  std::vector<Scratch> parts((pool_.num_threads() + 1) * UnitsPerGroup(shape));
   for (Scratch& part : parts) {
     part.queries = cutter.Take<float>(kMaxQueryRows * padded);
     part.weights = cutter.Take<float>(kMaxQueryRows * num_blocks * kSlotBlock);
@@ -89,16 +108,29 @@ std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& sha
     const int64_t num_rows = item.num_tokens * shape.group_size();
     // An item without slots still has outputs to write: one empty block.
     const int64_t num_blocks = std::max<int64_t>(NumBlocks(item.layer.used), 1);
+    const int64_t rows_per_unit = RowsPerUnit(shape, item);
+    // A token in several units: all of its rows, and no other's, are theirs.
+    const bool split = item.recall != nullptr && shape.group_size() > kMaxQueryRows;
+    const int64_t rows_together = split ? shape.group_size() : rows_per_unit;
     for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-      for (int64_t row = 0; row < num_rows; row += kMaxQueryRows) {
-        Unit& unit = units.emplace_back();
-        unit.item = &item;
-        unit.kv_head = kv_head;
-        unit.first_row = row;
-        unit.num_rows = static_cast<int>(std::min<int64_t>(num_rows - row, kMaxQueryRows));
-        unit.num_blocks = unit.blocks_left = num_blocks;
+      for (int64_t row = 0; row < num_rows; row += rows_together) {
+        const int64_t end = std::min(row + rows_together, num_rows);
+        for (int64_t first = row; first < end; first += rows_per_unit) {
+          Unit& unit = units.emplace_back();
+          unit.item = &item;
+          unit.kv_head = kv_head;
+          unit.first_row = first;
+          unit.num_rows = static_cast<int>(std::min(end - first, rows_per_unit));
+          unit.num_units = static_cast<int>((end - row + rows_per_unit - 1) / rows_per_unit);
+          unit.num_blocks = num_blocks;
+        }
       }
     }
+  }
+  for (size_t first = 0; first < units.size(); first += units[first].num_units) {
+    Unit& leader = units[first];
+    leader.blocks_left = leader.num_blocks * leader.num_units;
+    for (int i = 0; i < leader.num_units; ++i) units[first + i].leader = &leader;
   }
   return units;
 }
@@ -120,8 +152,11 @@ void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
     StartBlock(shape, params, *unit);
     AttendBlock(shape, params, *unit, block);
     if (!FinishBlock(*unit)) return;
-    Merge(shape, params, *unit);
-    Release(*unit);
+    if (unit->item->recall == nullptr) {
+      FinishUnit(shape, params, *unit);
+    } else {
+      Recall(shape, params, *unit->leader, recalls_[thread]);
+    }
   });
 }
 
@@ -161,7 +196,7 @@ void DecodeAttention::StartBlock(const KvShape& shape, const AttendParams& param
 
 bool DecodeAttention::FinishBlock(Unit& unit) {
   MutexLock lock(&mutex_);
-  return --unit.blocks_left == 0;
+  return --unit.leader->blocks_left == 0;
 }
 
 void DecodeAttention::Release(Unit& unit) {
@@ -210,9 +245,10 @@ std::vector<double> DecodeAttention::BlockFactors(std::span<const BlockResult> b
   return factors;
 }
 
-// The order is fixed, whoever computed which block.
-void DecodeAttention::Merge(const KvShape& shape, const AttendParams& params, Unit& unit) {
-  const std::span<const BlockResult> blocks(unit.scratch->results, unit.num_blocks);
+// The order is fixed, whoever computed which block. Returns the blocks' factors,
+// [block][kMaxQueryRows].
+std::vector<double> DecodeAttention::Merge(const KvShape& shape, const AttendParams& params,
+                                           Unit& unit, std::span<const BlockResult> blocks) {
   std::vector<double> factors(blocks.size() * kMaxQueryRows, 0.0);  // [block][row]
   std::vector<double> sums(shape.head_dim);
   for (int row = 0; row < unit.num_rows; ++row) {
@@ -227,7 +263,43 @@ void DecodeAttention::Merge(const KvShape& shape, const AttendParams& params, Un
     float* out = params.out.device_address() + unit.OffsetOf(shape, row);
     for (int i = 0; i < shape.head_dim; ++i) out[i] = static_cast<float>(sums[i]);
   }
+  return factors;
+}
+
+void DecodeAttention::FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit) {
+  const std::vector<double> factors =
+      Merge(shape, params, unit, {unit.scratch->results, static_cast<size_t>(unit.num_blocks)});
   if (unit.item->accumulate_gains) AddGains(unit, factors);
+  Release(unit);
+}
+
+// After the slots' blocks: the picks', then all are merged.
+void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, Unit& leader,
+                             RecallAttention& recall) {
+  const std::span<Unit> units(&leader, leader.num_units);
+  std::vector<RecallPart> parts;
+  int64_t num_rows = 0;
+  for (Unit& unit : units) {
+    parts.push_back({.rows = &unit.scratch->rows,
+                     .slots = {unit.scratch->results, static_cast<size_t>(unit.num_blocks)}});
+    num_rows += unit.num_rows;
+  }
+  const RecallWork work{.shape = shape,
+                        .item = *leader.item,
+                        .kv_head = leader.kv_head,
+                        .first_token = leader.TokenOf(shape, 0),
+                        .num_tokens = num_rows / shape.group_size(),
+                        .parts = parts};
+  recall.AttendPicks(target_, work);
+  recall.ReportMissing(target_, work);
+  for (int part = 0; part < leader.num_units; ++part) {
+    Unit& unit = units[part];
+    const std::vector<double> factors = Merge(shape, params, unit, recall.Blocks(part));
+    if (unit.item->accumulate_gains) AddGains(unit, factors);
+    MutexLock lock(&gains_mutex_);
+    recall.AddGains(target_, work, part, factors);
+  }
+  for (Unit& unit : units) Release(unit);
 }
 
 void DecodeAttention::AddGains(const Unit& unit, const std::vector<double>& factors) {

@@ -1,5 +1,6 @@
 // Attend() of the CPU backend: splits a batch into tasks of one KV head, up to
-// kMaxQueryRows queries and one block of slots, and merges the blocks.
+// kMaxQueryRows queries and one block of slots, and merges the blocks. Recall's
+// part is recall_attention.h's.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include "cache_service/base/mutex.h"
 #include "worker/backend/backend.h"
 #include "worker/backend/cpu/decode_kernels.h"
+#include "worker/backend/cpu/recall_attention.h"
 #include "worker/backend/cpu/thread_pool.h"
 
 namespace heavywater {
@@ -36,17 +38,23 @@ class DecodeAttention {
                       DeviceSpan<std::byte> memory);
   void AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit, int64_t block);
   static std::vector<double> BlockFactors(std::span<const BlockResult> blocks, int row);
-  void Merge(const KvShape& shape, const AttendParams& params, Unit& unit);
+  static std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
+                                   std::span<const BlockResult> blocks);
   void AddGains(const Unit& unit, const std::vector<double>& factors);
+  void FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit);
+  void Recall(const KvShape& shape, const AttendParams& params, Unit& leader,
+              RecallAttention& recall);
   void StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit);
   bool FinishBlock(Unit& unit);
   void Release(Unit& unit);
 
+  const CpuTarget target_;
   const DecodeKernels& kernels_;
   ThreadPool& pool_;
   Mutex mutex_;
   std::vector<Scratch> free_ ABSL_GUARDED_BY(mutex_);
   Mutex gains_mutex_;
+  std::vector<RecallAttention> recalls_;  // one per thread
 };
 
 }  // namespace heavywater

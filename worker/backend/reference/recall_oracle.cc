@@ -42,8 +42,8 @@ PageEstimate EstimatePage(const PickQuery& pick, const SketchPage& page, const f
 
 SketchPage SketchOf(const PickQuery& pick, int64_t page) {
   const SketchShape& sketch = pick.recall.sketch;
-  return SketchPageAt(sketch, pick.recall.pages[page].device_address() +
-                                  pick.kv_head * sketch.page_bytes());
+  return SketchPageAt(
+      sketch, pick.recall.pages[page].device_address() + pick.kv_head * sketch.page_bytes());
 }
 
 }  // namespace
@@ -120,8 +120,7 @@ std::vector<Position> PickPositions(const PickQuery& pick) {
 
 double MissingShare(const PickQuery& pick, std::span<const Position> picks,
                     std::span<const double> attended) {
-  const std::vector<Position> demoted =
-      DemotedPositions(pick.recall, pick.num_sets, pick.kv_head);
+  const std::vector<Position> demoted = DemotedPositions(pick.recall, pick.num_sets, pick.kv_head);
   std::vector<Position> unpicked;
   std::set_difference(demoted.begin(), demoted.end(), picks.begin(), picks.end(),
                       std::back_inserter(unpicked));

@@ -92,9 +92,8 @@ KvRow RowOfSlot(const KvShape& shape, const LayerView& layer, int kv_head, int64
                 bool with_gain) {
   const KvHeadRows rows = RowsOfKvHead(shape, layer, kv_head);
   int64_t* gains = layer.gains.device_address() + kv_head * layer.capacity;
-  return {.key = rows.Key(slot),
-          .value = rows.Value(slot),
-          .gain = with_gain ? gains + slot : nullptr};
+  return {
+      .key = rows.Key(slot), .value = rows.Value(slot), .gain = with_gain ? gains + slot : nullptr};
 }
 
 // The slots of an item that a query at this position sees.

@@ -46,6 +46,35 @@ TEST_P(CpuBackendThreadsTest, AttendYieldsTheSameBitsWithOneThreadAndWithThree) 
   }
 }
 
+TEST_P(CpuBackendThreadsTest, RecallYieldsTheSameBitsWithOneThreadAndWithThree) {
+  for (const int num_kv_heads : {2, 10}) {  // groups of 10 and of 2
+    std::mt19937 rng(num_kv_heads);
+    KvShape shape = Shape(KvDtype::kBFloat16);
+    shape.num_kv_heads = num_kv_heads;
+    AttendCase attend = RandomAttendCase(rng, shape, 3);
+    for (AttendCase::Item& item : attend.items) {
+      item.recall = RecallOf(shape, DenseLayer(rng, shape, item.layer.num_sets, 1200), 16);
+      for (uint16_t& word : item.recall->demoted) word = static_cast<uint16_t>(rng());
+      for (int set = 0; set < item.layer.num_sets; ++set) {  // as far as there are positions
+        for (Position position = 1200; position < 1280; ++position) {
+          SetDemoted(*item.recall, set, position, false);
+        }
+      }
+    }
+    const AttendOutcome expected = RunAttend(*one_, attend);
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      const AttendOutcome actual = RunAttend(*three_, attend);
+      ExpectSameBits(actual.out, expected.out);
+      EXPECT_EQ(actual.gains, expected.gains);
+      for (size_t item = 0; item < attend.items.size(); ++item) {
+        EXPECT_EQ(actual.recall[item].gains, expected.recall[item].gains);
+        EXPECT_EQ(actual.recall[item].picks, expected.recall[item].picks);
+        EXPECT_EQ(actual.recall[item].missing, expected.recall[item].missing);
+      }
+    }
+  }
+}
+
 TEST_P(CpuBackendThreadsTest, AttendPromptYieldsTheSameBitsWithOneThreadAndWithThree) {
   std::mt19937 rng(2);
   const PromptCase prompt = RandomPromptCase(rng, Shape(KvDtype::kFloat32), 333);

@@ -1,0 +1,143 @@
+#include "worker/backend/cpu/picker.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "cache_service/base/check.h"
+#include "worker/backend/sketch.h"
+
+namespace heavywater {
+namespace {
+
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
+
+// Calls body(page, its words) for the pages with positions in the set and a copy.
+template <class Body>
+void ForPages(const PickerQuery& query, std::span<const uint16_t> set, const Body& body) {
+  const RecallView& recall = *query.recall;
+  const int words_per_page = recall.sketch.page_tokens / kSketchBlock;
+  for (int64_t page = 0; page < recall.num_pages; ++page) {
+    const uint16_t* words = set.data() + page * words_per_page;
+    const bool any = std::any_of(words, words + words_per_page, [](uint16_t w) { return w != 0; });
+    if (any && recall.host.Page(query.kv_head, page) != nullptr) body(page, words);
+  }
+}
+
+const std::byte* SketchOf(const PickerQuery& query, int64_t page) {
+  return query.recall->pages[page].device_address() +
+         query.kv_head * query.recall->sketch.page_bytes();
+}
+
+void AppendAll(const PickerQuery& query, std::span<const uint16_t> set,
+               std::vector<Position>& picks) {
+  const int page_tokens = query.recall->sketch.page_tokens;
+  ForPages(query, set, [&](int64_t page, const uint16_t* words) {
+    for (int word = 0; word < page_tokens / kSketchBlock; ++word) {
+      for (uint32_t left = words[word]; left != 0; left &= left - 1) {
+        picks.push_back(static_cast<Position>(page * page_tokens + word * kSketchBlock +
+                                              std::countr_zero(left)));
+      }
+    }
+  });
+}
+
+// The larger value first, of equal values the lower position.
+bool GoesBefore(const PickCandidate& a, const PickCandidate& b) {
+  return a.value != b.value ? a.value > b.value : a.position < b.position;
+}
+
+}  // namespace
+
+// The queries' channels in the order of the sketch's tables.
+void Picker::Prepare(const PickerQuery& query) {
+  const SketchShape& sketch = query.recall->sketch;
+  const int64_t num_heads = static_cast<int64_t>(query.queries.size());
+  const int64_t num_chosen = PaddedRow(sketch.channels);
+  const int64_t num_others = PaddedRow(sketch.head_dim - sketch.channels);
+  float* chosen = floats_.Grow(num_heads * (num_chosen + num_others + 3));
+  float* others = chosen + num_heads * num_chosen;
+  float* lse = others + num_heads * num_others;
+  std::fill(chosen, lse, 0.0f);
+  const uint8_t* channels =
+      query.recall->channels.device_address() + int64_t{query.kv_head} * sketch.channels;
+  for (int64_t head = 0; head < num_heads; ++head) {
+    const float* from = query.queries[head];
+    float* to = chosen + head * num_chosen;
+    for (int i = 0; i < sketch.channels; ++i) to[i] = from[channels[i]];
+    float* to_others = others + head * num_others;
+    ForOtherChannels(sketch, channels,
+                     [&](int channel, int index) { to_others[index] = from[channel]; });
+    lse[head] = static_cast<float>(query.lse[head]);
+  }
+  scan_.sketch = sketch;
+  scan_.num_heads = static_cast<int>(num_heads);
+  scan_.chosen = chosen;
+  scan_.others = others;
+  scan_.lse = lse;
+  scan_.constants = lse + num_heads;
+  scan_.units = lse + 2 * num_heads;
+  scan_.sums = ints_.Grow(num_heads * (kSketchBlock + 1));
+  scan_.thresholds = scan_.sums + num_heads * kSketchBlock;
+  scan_.weights = weights_.Grow(num_heads * num_chosen);
+}
+
+// What falls behind max_picks candidates can never be picked; later ones must
+// reach the last of these.
+void Picker::KeepBest(int64_t max_picks, float& least) {
+  if (num_candidates_ <= max_picks) return;
+  const auto first = candidates_.begin();
+  std::nth_element(first, first + max_picks - 1, first + num_candidates_, GoesBefore);
+  num_candidates_ = max_picks;
+  least = std::max(least, candidates_[max_picks - 1].value);
+}
+
+void Picker::Pick(const ScanKernels& kernels, const PickerQuery& query,
+                  std::vector<Position>& picks) {
+  const RecallView& recall = *query.recall;
+  const std::span<const uint16_t> set = DemotedOfKvHead(recall, query.num_sets, query.kv_head);
+  if (recall.all) return AppendAll(query, set, picks);
+  if (recall.max_picks <= 0 || query.lse[0] == kNothing) return;
+  Prepare(query);
+  const int page_tokens = recall.sketch.page_tokens;
+  const int64_t max_picks = std::min(recall.max_picks, recall.num_pages * page_tokens);
+  const auto capacity = static_cast<size_t>(2 * max_picks + page_tokens);
+  if (candidates_.size() < capacity) candidates_.resize(capacity);
+  num_candidates_ = 0;
+  float least = std::max(recall.min_share, std::numeric_limits<float>::min());
+  ForPages(query, set, [&](int64_t page, const uint16_t* words) {
+    if (num_candidates_ > 2 * max_picks) KeepBest(max_picks, least);
+    num_candidates_ += kernels.find_candidates(scan_, SketchOf(query, page), words,
+                                               static_cast<Position>(page * page_tokens), least,
+                                               candidates_.data() + num_candidates_);
+  });
+  KeepBest(max_picks, least);
+  const auto begin = static_cast<int64_t>(picks.size());
+  for (int64_t i = 0; i < num_candidates_; ++i) picks.push_back(candidates_[i].position);
+  std::sort(picks.begin() + begin, picks.end());
+}
+
+float Picker::MissingShare(const ScanKernels& kernels, const PickerQuery& query,
+                           std::span<const Position> picks) {
+  const std::span<const uint16_t> set =
+      DemotedOfKvHead(*query.recall, query.num_sets, query.kv_head);
+  unpicked_.assign(set.begin(), set.end());
+  for (const Position pick : picks) {
+    unpicked_[pick / kSketchBlock] &= static_cast<uint16_t>(~(1u << pick % kSketchBlock));
+  }
+  Prepare(query);
+  mass_.assign(query.queries.size(), 0.0);
+  bool any = false;
+  ForPages(query, unpicked_, [&](int64_t page, const uint16_t* words) {
+    any = true;
+    if (query.lse[0] == kNothing) return;
+    kernels.add_mass(scan_, SketchOf(query, page), words, mass_.data());
+  });
+  if (query.lse[0] == kNothing) return any ? 1 : 0;
+  double share = 0;
+  for (const double mass : mass_) share += mass / (1 + mass);
+  return static_cast<float>(share / static_cast<double>(mass_.size()));
+}
+
+}  // namespace heavywater
