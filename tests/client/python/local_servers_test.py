@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -79,6 +81,17 @@ def test_workers_get_the_cache_service_and_their_rank_and_stop_before_it(program
             for flag in (f"rank={rank}", "size=2", f"cache_address={servers.cache_address}", "kv_dtype=fp32"):
                 assert f" --{flag} " in worker + " "
     assert programs.log("STOPS") == ["heavywater-worker", "heavywater-worker", "heavywater-cache"]
+
+
+def test_serve_passes_the_policy_of_requests_that_name_none(programs: Programs) -> None:
+    programs.put("heavywater-cache", SERVER)
+    programs.put("heavywater-worker", SERVER)
+    command = [sys.executable, "-m", "heavywater", "serve", "--model", str(programs.model), "--policy", "recall"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serve:
+        assert serve.stdout is not None
+        assert serve.stdout.readline().startswith("export HEAVYWATER_ADDRESS=127.0.0.1:")
+        serve.send_signal(signal.SIGINT)
+    assert " --default_policy=recall " in programs.log("STARTS")[1] + " "
 
 
 def test_a_server_that_dies_is_reported_with_its_last_words(programs: Programs) -> None:
