@@ -163,7 +163,8 @@ class Backend {
   // |scale q_c step_c| / 127; its estimated probability is exp(e_g - LSE_g), LSE_g
   // the log-sum-exp of the slots' exact logits; its value the mean over the
   // group's query heads. Of those with a value of at least min_share, the
-  // max_picks largest are picked, ties to the lower position.
+  // max_picks largest are picked, ties to the lower position. A query that sees no
+  // slot has nothing to compare with: it picks nothing, except in mode `all`.
   virtual absl::Status Attend(const KvShape& shape, const AttendParams& params, Stream& stream) = 0;
 
   // One chunk of an exact prompt.

@@ -47,13 +47,16 @@ struct RecallView {
   // memory, [num_kv_heads][gains_stride] by position; empty: not wanted.
   std::span<int64_t> gains;
   int64_t gains_stride = 0;
-  // Host memory, [num_tokens][num_kv_heads] of the item: how many were picked.
+  // Host memory, [num_tokens][num_kv_heads] of the item, or empty: how many were
+  // picked.
   std::span<int32_t> num_picks;
-  // Host memory, [num_tokens][num_kv_heads][max_picks], ascending, or empty: which.
+  // Host memory, [num_tokens][num_kv_heads][max_picks], ascending, or empty: which; of
+  // mode `all` the first max_picks.
   std::span<Position> picks;
-  // Host memory, [num_tokens][num_kv_heads], or empty: the estimated share of
-  // attention that demoted positions which were not picked would have had, mean
-  // over the group's query heads.
+  // Host memory, [num_tokens][num_kv_heads], or empty: the share of attention that
+  // demoted positions which were not picked would have had, mean over the group's
+  // query heads: U / (P + U), U their estimated mass, P the exact mass of slots and
+  // picks. Costs a second, slower scan.
   std::span<float> missing;
 };
 
@@ -85,9 +88,9 @@ struct ObserveQueriesParams {
   DeviceSpan<float> squares;  // [num_kv_heads][kSketchQueries][head_dim]
 };
 
-// Per KV head the channels with the largest (mean over the last num_queries of
-// q_c^2) x (variance of k_c over positions [0, num_positions) that have a copy),
-// ties to the lower channel; written in ascending order.
+// Per KV head the channels with the largest (mean over the last num_queries of q_c^2, or 1
+// without any) x (variance of k_c over positions [0, num_positions) that have a copy), ties
+// to the lower channel; written in ascending order.
 struct ChooseChannelsParams {
   SketchShape sketch;
   HostPageTable host;
@@ -110,7 +113,8 @@ struct EncodePagesParams {
 };
 
 // Positions that come back into slots of one set: K and V from their host copies,
-// scores as given, gains 0.
+// scores as given, gains 0. DATA_LOSS when one has no copy; its slot's tables are
+// then as they were.
 struct PromoteParams {
   int set = 0;
   std::span<const int32_t> slots;       // host memory, as are the next two
