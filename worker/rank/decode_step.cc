@@ -198,6 +198,7 @@ absl::Status DecodeStep::ObserveQueries(int layer) {
 absl::Status DecodeStep::Attend(int layer) {
   std::vector<AttendItem> attends;
   int64_t capacity = 0;
+  RecallLimits limits;
   for (const ActiveItem& item : items_) {
     if (!item.status.ok()) continue;
     AttendItem attend;
@@ -207,6 +208,7 @@ absl::Status DecodeStep::Attend(int layer) {
     attend.first_position = item.spec.first_position;
     attend.accumulate_gains = item.sequence->budget().uses_scores;
     if (item.sequence->recall() != nullptr) attend.recall = item.sequence->recall()->View(layer);
+    if (attend.recall != nullptr) limits.Raise(LimitsOf(*attend.recall));
     attends.push_back(attend);
     capacity = std::max(capacity, attend.layer.capacity);
   }
@@ -216,8 +218,8 @@ absl::Status DecodeStep::Attend(int layer) {
   params.out = cache_.workspace().attention(num_tokens());
   params.scale = cache_.attention_scale();
   HW_ASSIGN_OR_RETURN(params.scratch,
-                      cache_.workspace().Scratch(
-                          cache_.backend().AttendScratchBytes(cache_.options().shape, capacity)));
+                      cache_.workspace().Scratch(cache_.backend().AttendScratchBytes(
+                          cache_.options().shape, capacity, limits)));
   if (attends.size() < items_.size()) {  // rows of items that do not run
     HW_RETURN_IF_ERROR(cache_.backend().Zero(DeviceBytes(params.out), cache_.stream()));
   }

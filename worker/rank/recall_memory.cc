@@ -93,6 +93,14 @@ RecallBytes RecallBytesOf(const RankCacheOptions& options, const Budget& budget,
           .scratch = sets * candidates * int64_t{sizeof(Position) + sizeof(int64_t) + 1}};
 }
 
+RecallLimits RecallLimitsOf(const RankCacheOptions& options, const SequenceOptions& sequence) {
+  const RecallOptions& recall = sequence.policy.recall;
+  if (!recall.enabled) return RecallLimits();
+  if (!recall.all) return {.max_picks = recall.recall_tokens};
+  const int64_t page = options.shape.page_tokens;
+  return {.all_positions = PagesFor(sequence.max_tokens, page) * page};
+}
+
 RecallRegion RecallRegionOf(const RankCacheOptions& options, const Budget& budget,
                             const PolicyOptions& policy, int64_t begin) {
   RecallRegion region;

@@ -27,8 +27,7 @@ absl::Status CheckRecall(const RankCacheOptions& options, const SequenceOptions&
 // head, each as if it were alone on its rank, stay within the ratio of the full
 // cache's bytes (the prompt's tokens, rounded up to a page). That does not depend
 // on the number of ranks.
-absl::StatusOr<Budget> ResolveSequenceBudget(const KvShape& shape,
-                                             const SequenceOptions& sequence);
+absl::StatusOr<Budget> ResolveSequenceBudget(const KvShape& shape, const SequenceOptions& sequence);
 
 // Whether something is demoted when the prompt ends.
 bool PromptDemotes(const Budget& budget, int64_t prompt_tokens);
@@ -44,6 +43,9 @@ struct RecallBytes {
 };
 RecallBytes RecallBytesOf(const RankCacheOptions& options, const Budget& budget,
                           const SequenceOptions& sequence, int64_t capacity);
+
+// What the backend's scratch must be enough for.
+RecallLimits RecallLimitsOf(const RankCacheOptions& options, const SequenceOptions& sequence);
 
 // Its part of a step's buffer, from `begin`; of size 0 without recall or scores.
 RecallRegion RecallRegionOf(const RankCacheOptions& options, const Budget& budget,

@@ -15,9 +15,11 @@ int64_t AgreementBytes(const RankCacheOptions& options, int64_t num_fields) {
 }
 
 int64_t StepBytes(const RankCacheOptions& options, const Backend& backend, const Budget& budget,
-                  const SetLayout& sets, int64_t capacity) {
+                  const SequenceOptions& sequence, int64_t capacity) {
+  const SetLayout sets = SetLayoutOf(options, sequence.policy.scope);
   const int64_t logits = int64_t{options.vocab_size} * int64_t{sizeof(float)};
-  const int64_t scratch = backend.AttendScratchBytes(options.shape, capacity);
+  const int64_t scratch =
+      backend.AttendScratchBytes(options.shape, capacity, RecallLimitsOf(options, sequence));
   const int64_t always = logits + AgreementBytes(options, kItemFields) + scratch;
   if (!budget.bounded_decode) return always;
   const int64_t slots = options.shape.num_layers * capacity;
@@ -70,7 +72,7 @@ SequenceBytes BytesOf(const RankCacheOptions& options, const Backend& backend, c
       RecallRegionOf(options, budget, sequence.policy, 0).size() * int64_t{sizeof(int64_t)};
   return {.layers = layer * options.shape.num_layers,
           .growth = budget.bounded_decode ? 0 : layer,
-          .step = StepBytes(options, backend, budget, sets, capacity) + region,
+          .step = StepBytes(options, backend, budget, sequence, capacity) + region,
           .prompt = PromptBytes(options, backend, sets, sequence.prompt_tokens),
           .recall = RecallBytesOf(options, budget, sequence, capacity).total()};
 }
