@@ -1,7 +1,9 @@
 #include "worker/server/kv_recorder.h"
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/bfloat16.h"
@@ -96,8 +98,6 @@ void KvRecorder::Store(std::span<const float> vector, std::byte* to) const {
 absl::Status KvRecorder::Dump(const std::string& directory, int rank, int64_t plan,
                               const PlanReport& report) const {
   const std::string stem = absl::StrCat(directory, "/seq", report.sequence, "_rank", rank);
-  std::ofstream json(stem + ".json");
-  json << SlotTables(report, shape_, rank, plan).dump() << "\n";
   std::ofstream kv(stem + ".kv", std::ios::binary);
   const auto found = recorded_.find(report.sequence);
   const size_t row_bytes = static_cast<size_t>(shape_.row_bytes());
@@ -112,9 +112,14 @@ absl::Status KvRecorder::Dump(const std::string& directory, int rank, int64_t pl
       }
     }
   }
-  json.flush();
-  kv.flush();
-  if (!json || !kv) {
+  kv.close();
+  // Last, and whole when it appears under its name: whoever waits for it finds both.
+  std::ofstream json(stem + ".part");
+  json << SlotTables(report, shape_, rank, plan).dump() << "\n";
+  json.close();
+  std::error_code failure;
+  std::filesystem::rename(stem + ".part", stem + ".json", failure);
+  if (!json || !kv || failure) {
     return absl::InternalError(absl::StrCat("cannot write ", stem, ".json and .kv"));
   }
   return absl::OkStatus();

@@ -266,20 +266,21 @@ TEST_F(CacheLinkTest, AFullHostTierStopsTheSequenceOrDropsPositions) {
 TEST_F(CacheLinkTest, APageThatWasGivenUpStaysAMissWhenThereIsRoomAgain) {
   for (const bool stream : {false, true}) {
     service_.Stop();
-    // 8 positions take 6 places, and a sequence takes one more: 7 of the other
-    // sequence, and 13 for the first 16 positions of this one.
-    service_.config().set_host_bytes(20 << 12);
+    // 8 positions take 6 places, and a sequence takes one more: 19 for the other
+    // sequence's 23 positions, which runs a little ahead, and 13 for the first 16
+    // of this one. The next 6 are only there once the other one has ended.
+    service_.config().set_host_bytes(33 << 12);
     service_.Start();
     ServerTestGroup group(model_, 1, [&](v1::WorkerConfig& config) {
       WithCache(stream)(config);
       config.set_on_host_full("drop");
     });
-    const auto other = group.engine().Start(Bounded(4, 2));
+    const auto other = group.engine().Start(Bounded(4, 20));
     ASSERT_TRUE(other.ok()) << other.status();
     for (int round = 0; round < 3; ++round) ASSERT_TRUE(group.scheduler().RunOnce().ok());
     const auto generation = group.engine().Start(Bounded(4, 56));
     ASSERT_TRUE(generation.ok()) << generation.status();
-    for (int tokens = 0; tokens < 15; ++tokens) {  // up to position 17
+    for (int tokens = 0; tokens < 19; ++tokens) {  // up to position 22
       std::optional<v1::GenerateResponse> token;
       while (!(token = (*generation)->responses.Pop(absl::ZeroDuration())).has_value()) {
         ASSERT_TRUE(group.scheduler().RunOnce().ok());
