@@ -59,22 +59,31 @@ class MarkedProcess:
             time.sleep(0.05)
 
 
-def test_the_demo_writes_the_figures_of_both_runs_and_leaves_nothing(tmp_path: Path) -> None:
+def test_the_demo_writes_the_figures_of_all_runs_and_leaves_nothing(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     demo = MarkedProcess("--json", str(file), "--prompt-tokens", "1300", "--new-tokens", "24")
     output, _ = demo.process.communicate(timeout=300)
     assert demo.process.returncode == 0, output
     assert demo.alive() == []
-    bounded, full = json.loads(file.read_text())["runs"]
-    assert list(bounded) == list(full) == FIELDS
-    assert (bounded["policy"], bounded["budget"], bounded["tp"]) == ("snapkv_h2o", 0.2, 3)
-    assert (full["policy"], full["budget"], full["tp"]) == ("full", None, 3)
-    for run in (bounded, full):
+    figures = json.loads(file.read_text())
+    recalling, bounded, full = figures["runs"]
+    assert list(recalling) == list(bounded) == list(full) == FIELDS
+    assert (recalling["policy"], recalling["recall"], recalling["budget"]) == ("snapkv_h2o", True, 0.2)
+    assert (bounded["policy"], bounded["recall"], bounded["budget"]) == ("snapkv_h2o", False, 0.2)
+    assert (full["policy"], full["recall"], full["budget"]) == ("full", False, None)
+    for run in (recalling, bounded, full):
+        assert run["tp"] == 3
         assert 1323 <= run["tokens_seen"] <= 1324
         assert run["text"] in output
     assert bounded["resident_tokens"] == pytest.approx(260, abs=1)
     assert bounded["device_bytes"] < 0.3 * full["device_bytes"]
     assert bounded["host_bytes"] > 0
+    assert recalling["device_bytes"] < 0.3 * full["device_bytes"]
+    # Asked after the compression: with recall the detail is found.
+    answers = {(one["policy"], one["recall"]): one for one in figures["answers"]}
+    for found in (answers["snapkv_h2o", True], answers["full", False]):
+        assert found["answer"] == found["expected"]
+    assert answers["snapkv_h2o", False]["answer"] != answers["snapkv_h2o", False]["expected"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

