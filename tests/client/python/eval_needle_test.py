@@ -9,6 +9,7 @@ import pytest
 from client_fakes import PIECES, FakeServers
 from heavywater import Client
 from heavywater.eval.haystack import CODE_DIGITS, DEPTHS, make_needles, split_sentences
+from heavywater.eval.measure import require_all_copies
 from heavywater.eval.needle import NeedleEvaluation, NeedleResult
 from heavywater.eval.rows import Row, rows_at_equal_bytes
 from heavywater.question import split_chat
@@ -167,3 +168,14 @@ def test_rows_at_equal_bytes_ask_for_a_share_of_the_bytes() -> None:
     assert everything.options(1500).recall_all
     names = [row.name for row in (ordered, recall, everything)]
     assert names == [f"snapkv_h2o-layer-0.1-{ending}" for ending in ("bytes", "recall-64", "recall-all")]
+
+
+def test_figures_of_recall_without_all_copies_are_refused() -> None:
+    summary = generation_pb2.GenerateSummary()
+    summary.counts.tokens_dropped = 3
+    require_all_copies("no recall", summary)  # changes nothing there
+    summary.recall.reads = 1
+    with pytest.raises(RuntimeError, match="with recall: 3 tokens were dropped"):
+        require_all_copies("with recall", summary)
+    summary.counts.tokens_dropped = 0
+    require_all_copies("with recall", summary)

@@ -101,12 +101,17 @@ def _describe(generation: Generation) -> str:
         f"{_rate(summary):.1f} tokens/s; "
         f"KV on the device {mebibytes(summary.device_bytes_peak)} of the full cache's "
         f"{mebibytes(summary.full_cache_bytes)}, in host memory {mebibytes(summary.host_bytes)}"
-        f"{_recall_words(summary)}"
+        f"{_dropped_words(summary)}{_recall_words(summary)}"
     )
 
 
 def _suffix_words(summary: generation_pb2.GenerateSummary) -> str:
     return f" + {summary.suffix_tokens}" if summary.suffix_tokens else ""
+
+
+def _dropped_words(summary: generation_pb2.GenerateSummary) -> str:
+    dropped = summary.counts.tokens_dropped
+    return f", {dropped:.0f} tokens in neither" if dropped else ""
 
 
 def _recall_words(summary: generation_pb2.GenerateSummary) -> str:

@@ -11,6 +11,7 @@ from heavywater.client import Client
 from heavywater.eval.figures import Logits, Totals
 from heavywater.eval.rows import Row
 from heavywater.sets import SequenceSet
+from heavywater.v1 import generation_pb2
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def measure(
             on_token()
     if result.totals.positions != len(window.targets):
         raise RuntimeError(f"{row.name}: {result.totals.positions} steps, want {len(window.targets)}")
+    require_all_copies(row.name, generation.summary)
     result.device_bytes = generation.summary.device_bytes_peak
     result.full_cache_bytes = generation.summary.full_cache_bytes
     if client.has_cache:
@@ -92,6 +94,15 @@ def measure(
             result.sets = sets_of_plan(client, generation.sequence_id, generation.summary.plan)
         client.close(generation.sequence_id)  # frees its pages
     return result
+
+
+def require_all_copies(name: str, summary: generation_pb2.GenerateSummary) -> None:
+    """Raises when recall lacked copies of demoted tokens: the figures would not be the policy's."""
+    if summary.HasField("recall") and summary.counts.tokens_dropped > 0:
+        raise RuntimeError(
+            f"{name}: {summary.counts.tokens_dropped:.0f} tokens were dropped, so recall could not read them: "
+            "host memory was full, or the cache service out of reach"
+        )
 
 
 def sets_of_plan(client: Client, sequence_id: int, plan: int, timeout_s: float = 10.0) -> list[SequenceSet]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from heavywater.client import Client
 from heavywater.eval.haystack import CODE_DIGITS, Needle
-from heavywater.eval.measure import sets_of_plan
+from heavywater.eval.measure import require_all_copies, sets_of_plan
 from heavywater.eval.rows import Row
 from heavywater.v1 import common_pb2, generation_pb2
 
@@ -121,6 +121,7 @@ class NeedleEvaluation:
         ) as generation:
             got = generation.text()
         summary = generation.summary
+        require_all_copies(f"{row.name}, {needle.label}", summary)
         missed = got != needle.code
         resident = None
         if self._client.has_cache:
