@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from heavywater.cli.connection import Address, CacheAddress, Json, connected
+from heavywater.cli.connection import Address, CacheAddress, Json, Ranks, connected
 from heavywater.cli.live import LiveText, mebibytes
 from heavywater.cli.policy import (
     Budget,
@@ -41,7 +41,7 @@ def generate(
     device_ratio: DeviceRatio = 0.0,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     seed: int = 0,
-    ranks: Annotated[int, typer.Option(min=1, help="Workers to start when no --address is given.")] = 1,
+    ranks: Ranks = 1,
     address: Address = "",
     cache: CacheAddress = "",
     show_reads: Annotated[
