@@ -123,7 +123,8 @@ absl::Status DecodeStep::AdmitItem(ActiveItem& item) {
   extra_logits_rows_ += item.logits_rows() - 1;
   HW_RETURN_IF_ERROR(sequence->PrepareAppend(item.spec.first_position, item.spec.num_tokens));
   if (sequence->recall() != nullptr) {
-    sequence->recall()->BeginStep(item.spec.num_tokens, /*sample_missing=*/item.plans());
+    sequence->recall()->BeginStep(item.spec.num_tokens, /*sample_missing=*/item.plans(),
+                                  item.spec.note_reads);
   }
   return cache_.workspace().ReserveExtraLogits(extra_logits_rows_);
 }

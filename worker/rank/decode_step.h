@@ -25,6 +25,7 @@ struct StepItem {
   int64_t num_tokens = 1;
   bool plan_due = false;    // RankCache::PlanDue() of rank 0
   bool all_logits = false;  // of every token, not only the last
+  bool note_reads = false;  // SequenceRecall::reads() then says what was read in place
 };
 
 // What rank 0 sends to all ranks; every length of the step follows from it.

@@ -189,15 +189,19 @@ absl::Status SequenceRecall::AddPromptLayer(int index, std::span<const Position>
   return absl::OkStatus();
 }
 
-void SequenceRecall::BeginStep(int64_t num_tokens, bool sample_missing) {
+void SequenceRecall::BeginStep(int64_t num_tokens, bool sample_missing, bool note_reads) {
   step_tokens_ = num_tokens;
   step_can_pick_ = sketched() && host_pages_.readable();
+  note_reads_ = note_reads;
+  reads_.clear();
   if (!step_can_pick_) return;
   const RecallOptions& recall = options_.policy.recall;
   const int heads = rank_.shape.num_kv_heads;
   const int64_t rows = num_tokens * heads;
   num_picks_.assign(views_.size() * rows, 0);
   missing_.assign(sample_missing ? views_.size() * rows : 0, 0);
+  const int64_t list = note_reads && !recall.all ? recall.recall_tokens : 0;
+  picks_.assign(views_.size() * rows * list, 0);
   for (size_t index = 0; index < views_.size(); ++index) {
     Layer& layer = layers_[index];
     RecallView& view = views_[index];
@@ -214,6 +218,7 @@ void SequenceRecall::BeginStep(int64_t num_tokens, bool sample_missing) {
     view.gains = layer.ledger.fresh_gains();
     view.gains_stride = layer.ledger.stride();
     view.num_picks = std::span(num_picks_).subspan(index * rows, rows);
+    view.picks = std::span(picks_).subspan(index * rows * list, rows * list);
     if (sample_missing) view.missing = std::span(missing_).subspan(index * rows, rows);
   }
 }
@@ -229,6 +234,7 @@ void SequenceRecall::CommitStep() {
     stats_.reads += picks;
     stats_.reads_max = std::max<int64_t>(stats_.reads_max, picks);
   }
+  if (note_reads_) CountReads();
   if (missing_.empty()) return;
   stats_.mass_missing =
       std::accumulate(missing_.begin(), missing_.end(), 0.0) / static_cast<double>(missing_.size());

@@ -52,11 +52,16 @@ class SequenceRecall {
                               std::span<const int64_t> scores);
 
   // A step's queries: `num_tokens` of this sequence. `sample_missing`: estimate
-  // the attention that is missing.
-  void BeginStep(int64_t num_tokens, bool sample_missing);
+  // the attention that is missing; `note_reads`: remember what is picked (a list
+  // for each query: 4 recall_tokens bytes of host memory).
+  void BeginStep(int64_t num_tokens, bool sample_missing, bool note_reads);
   // What a layer's queries may pick from; null: nothing. Valid until the step ends.
   const RecallView* View(int layer) const;
   void CommitStep();
+  // Of the last step, if it noted them and has been committed: by how many of its
+  // queries (tokens x own KV heads x layers) each position was read in place. By
+  // position, as far as positions are in the sketch; else empty.
+  std::span<const int64_t> reads() const { return reads_; }
   // The step failed: gains since the last plan are lost.
   void UndoStep();
 
@@ -99,6 +104,8 @@ class SequenceRecall {
   absl::Status EncodeLayer(int layer, int64_t first_page, int64_t tokens);
   absl::Status ChooseChannels(int layer, int64_t tokens);
   absl::Status Upload(int layer);
+  void CountReads();
+  void CountAllDemoted();
   bool NeedsEncoding(int64_t tokens_seen) const;
   void MarkDemoted(Layer& layer, int set, Position position);
   bool IsDemoted(const Layer& layer, int set, Position position) const;
@@ -127,6 +134,9 @@ class SequenceRecall {
   std::vector<RecallView> views_;   // [num_layers]
   std::vector<int32_t> num_picks_;  // [num_layers][step_tokens][num_kv_heads]
   std::vector<float> missing_;      // likewise, when sampled
+  std::vector<Position> picks_;     // likewise, [max_picks] each, when noted
+  std::vector<int64_t> reads_;      // [num_pages x page_tokens], when noted
+  bool note_reads_ = false;
   RecallStats stats_;
 };
 

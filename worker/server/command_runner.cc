@@ -1,5 +1,6 @@
 #include "worker/server/command_runner.h"
 
+#include <algorithm>
 #include <functional>
 #include <span>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
+#include "worker/rank/sequence_cache.h"
 #include "worker/server/group_sum.h"
 #include "worker/server/policy_proto.h"
 
@@ -20,7 +22,8 @@ StepDescriptor ToDescriptor(const v1::DecodeCommand& command) {
     descriptor.items.push_back({.sequence = item.sequence_id(),
                                 .first_position = item.first_position(),
                                 .num_tokens = item.tokens_size(),
-                                .plan_due = item.plan_due()});
+                                .plan_due = item.plan_due(),
+                                .note_reads = item.return_reads()});
     descriptor.tokens.insert(descriptor.tokens.end(), item.tokens().begin(), item.tokens().end());
   }
   return descriptor;
@@ -159,7 +162,34 @@ absl::StatusOr<CommandResult> CommandRunner::Decode(const v1::DecodeCommand& com
     HW_ASSIGN_OR_RETURN(result.logits[static_cast<size_t>(i)], CopyLogits(step_.logits(i)));
     HW_RETURN_IF_ERROR(AfterItem(command.items(i)));
   }
+  HW_RETURN_IF_ERROR(SumReads(command, result));
   return result;
+}
+
+// What a step can read lies before its tokens: so many numbers for each item, on
+// every rank, also where the rank cannot read.
+absl::Status CommandRunner::SumReads(const v1::DecodeCommand& command, CommandResult& result) {
+  std::vector<int64_t> numbers;
+  result.reads.resize(result.item_status.size());
+  for (int i = 0; i < command.items_size(); ++i) {
+    const auto& item = command.items(i);
+    if (!item.return_reads() || !result.item_status[static_cast<size_t>(i)].ok()) continue;
+    HW_ASSIGN_OR_RETURN(SequenceCache * sequence, cache_.Find(item.sequence_id()));
+    std::vector<int64_t>& reads = result.reads[static_cast<size_t>(i)];
+    if (sequence->recall() != nullptr) {
+      reads.assign(sequence->recall()->reads().begin(), sequence->recall()->reads().end());
+    }
+    reads.resize(static_cast<size_t>(item.first_position()));
+    numbers.insert(numbers.end(), reads.begin(), reads.end());
+  }
+  HW_ASSIGN_OR_RETURN(
+      numbers, SumOverRanks(std::move(numbers), cache_.backend(), communicator_, cache_.stream()));
+  auto next = numbers.begin();
+  for (std::vector<int64_t>& reads : result.reads) {
+    std::copy_n(next, reads.size(), reads.begin());
+    next += static_cast<int64_t>(reads.size());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CommandRunner::AfterItem(const v1::DecodeCommand::Item& item) {

@@ -23,13 +23,15 @@
 namespace heavywater {
 
 struct CommandResult {
-  absl::Status status;                     // of open and prompt: the sequence cannot go on;
-                                           // of decode: none of the items has advanced
-  std::vector<absl::Status> item_status;   // decode, by item
-  std::vector<std::vector<float>> logits;  // decode, by item (empty where it failed); prompt:
-                                           // one, once it is complete
-  std::vector<SequenceFigures> figures;    // figures, by sequence
-  int64_t plan = 0;                        // close: the last plan reported
+  absl::Status status;                      // of open and prompt: the sequence cannot go on;
+                                            // of decode: none of the items has advanced
+  std::vector<absl::Status> item_status;    // decode, by item
+  std::vector<std::vector<float>> logits;   // decode, by item (empty where it failed); prompt:
+                                            // one, once it is complete
+  std::vector<std::vector<int64_t>> reads;  // decode, by item that asks: how often each position
+                                            // was read in place, summed over the ranks
+  std::vector<SequenceFigures> figures;     // figures, by sequence
+  int64_t plan = 0;                         // close: the last plan reported
 };
 
 struct CommandRunnerOptions {
@@ -61,6 +63,7 @@ class CommandRunner {
   absl::StatusOr<CommandResult> RunPrompt(const v1::PromptLayerCommand& command);
   absl::StatusOr<CommandResult> EndPrompt(PromptPass& pass);
   absl::StatusOr<CommandResult> Decode(const v1::DecodeCommand& command);
+  absl::Status SumReads(const v1::DecodeCommand& command, CommandResult& result);
   absl::Status AfterItem(const v1::DecodeCommand::Item& item);
   absl::StatusOr<CommandResult> SumFigures(const v1::FiguresCommand& command);
   absl::StatusOr<CommandResult> Close(const v1::CloseCommand& command);

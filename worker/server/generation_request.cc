@@ -119,6 +119,10 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
   HW_RETURN_IF_ERROR(CheckContext(request, limits));
   HW_ASSIGN_OR_RETURN(request.sequence.policy,
                       PolicyFromProto(proto.policy(), limits.default_policy));
+  if (proto.return_reads() && !request.sequence.policy.recall.enabled) {
+    return absl::InvalidArgumentError(
+        "return_reads is true without recall, want policy.recall true or return_reads false");
+  }
   request.sequence.prompt_tokens = static_cast<int64_t>(request.prompt.size());
   // The last new token is given out, not taken in.
   request.sequence.max_tokens = request.sequence.prompt_tokens +
@@ -129,6 +133,7 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
   request.forced.assign(proto.forced_tokens().begin(), proto.forced_tokens().end());
   request.ignore_eos = proto.ignore_eos();
   request.return_logits = proto.return_logits();
+  request.return_reads = proto.return_reads();
   request.request_id = proto.request_id();
   if (!proto.tenant().empty()) request.tenant = proto.tenant();
   return request;

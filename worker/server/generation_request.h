@@ -24,6 +24,7 @@ struct GenerationRequest {
   bool ignore_eos = false;
   std::vector<int32_t> forced;  // empty, or max_new_tokens of them
   bool return_logits = false;
+  bool return_reads = false;  // recall is on
   std::string request_id;
   std::string tenant = "default";
 };

@@ -62,6 +62,7 @@ v1::DecodeCommand::Item Scheduler::MakeItem(const SequenceRun& run, int64_t toke
   // Plans count from 1 at the prompt's end, so this one's number is plans + 2.
   item.set_report_sets(item.plan_due() && stats.ok() &&
                        (stats->plans + 2) % options_.report_interval_plans == 0);
+  item.set_return_reads(run.request().return_reads);
   return item;
 }
 
@@ -78,6 +79,7 @@ absl::Status Scheduler::AfterDecode(const std::vector<SequenceRun*>& runs,
     const int taken = decode.items(static_cast<int>(i)).tokens_size();
     if (runs[i]->appending()) metrics_.AddPromptTokens(taken);
     runs[i]->TokensTaken(taken, took);
+    runs[i]->AddReads(result.reads[i]);
     alive.push_back(runs[i]);
     if (!runs[i]->appending()) advanced.push_back({runs[i], i});
   }

@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
 #include "worker/server/policy_proto.h"
+#include "worker/server/position_reads.h"
 
 namespace heavywater {
 namespace {
@@ -95,6 +96,13 @@ void SequenceRun::TokensTaken(int64_t count, absl::Duration took) {
   suffix_time_ += took;
 }
 
+void SequenceRun::AddReads(std::span<const int64_t> reads) {
+  if (reads_.size() < reads.size()) reads_.resize(reads.size());
+  for (size_t position = 0; position < reads.size(); ++position) {
+    reads_[position] += reads[position];
+  }
+}
+
 absl::Status SequenceRun::TakeLogits(std::span<const float> logits, const SequenceStats& stats) {
   HW_RETURN_IF_ERROR(ChooseToken(logits));
   last_token_time_ = absl::Now();
@@ -137,6 +145,8 @@ void SequenceRun::Send(std::span<const float> logits, const std::string& text,
   if (request().return_logits) {
     response.set_logits(logits.data(), logits.size() * sizeof(float));
   }
+  FillReads(reads_, *response.mutable_reads());
+  reads_.clear();
   FillCounts(stats, *response.mutable_counts());
   response.set_device_bytes(figures_.device_bytes);
   response.set_host_bytes(figures_.host_bytes);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -47,6 +48,10 @@ class SequenceRun {
   int64_t tokens_seen() const { return tokens_seen_; }
   void TokensTaken(int64_t count, absl::Duration took);
 
+  // How often each position was read in place by tokens taken: told with the next
+  // token.
+  void AddReads(std::span<const int64_t> reads);
+
   // Chooses the next token from the distribution that follows the tokens seen
   // (or takes the forced one) and tells the client.
   absl::Status TakeLogits(std::span<const float> logits, const SequenceStats& stats);
@@ -78,6 +83,7 @@ class SequenceRun {
   int new_tokens_ = 0;
   std::string finish_reason_;  // empty: goes on
   SequenceFigures figures_;
+  std::vector<int64_t> reads_;  // since the last token chosen, by position
   absl::Duration prompt_time_;
   absl::Duration suffix_time_;
   absl::Time first_token_time_;

@@ -99,13 +99,14 @@ class Client:
         ignore_eos: bool = False,
         forced_tokens: Sequence[int] = (),
         return_logits: bool = False,
+        return_reads: bool = False,
         request_id: str = "",
         tenant: str = "",
     ) -> Generation:
         """Continues a prompt, given as text or token ids. The defaults are the API's.
 
         `suffix` is appended after the policy has compressed the prompt, as a second turn
-        would be; what is generated follows it.
+        would be; what is generated follows it. `return_reads` needs a policy with recall.
         """
         request = generation_pb2.GenerateRequest(
             max_new_tokens=max_new_tokens,
@@ -114,6 +115,7 @@ class Client:
             policy=policy,
             forced_tokens=forced_tokens,
             return_logits=return_logits,
+            return_reads=return_reads,
             request_id=request_id,
             tenant=tenant,
         )

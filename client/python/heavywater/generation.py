@@ -26,6 +26,10 @@ class Token:
     counts: common_pb2.SequenceCounts
     device_bytes: int  # KV of this sequence, summed over ranks
     host_bytes: int
+    # With return_reads: (position, count) of the demoted positions read in place since
+    # the previous token, the most read first; a read is a token's, in one layer and KV
+    # head. After a suffix the first token's cover the whole suffix.
+    reads: tuple[tuple[int, int], ...] = ()
 
 
 class Generation:
@@ -97,4 +101,5 @@ def _token(response: generation_pb2.GenerateResponse) -> Token:
         counts=response.counts,
         device_bytes=response.device_bytes,
         host_bytes=response.host_bytes,
+        reads=tuple((one.position, one.count) for one in response.reads),
     )

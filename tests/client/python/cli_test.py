@@ -97,6 +97,18 @@ def test_generate_describes_what_recall_did(servers: FakeServers) -> None:
     assert "read 2.5 demoted tokens in place (at most 7), 12.5% of attention missing" in said
 
 
+def test_generate_shows_what_was_read_in_the_text_below_the_answer(servers: FakeServers) -> None:
+    options = ["abc", "-n", "4", "--question-after", "de", "--address", servers.address]
+    done = run("generate", *options, "--show-reads")
+    assert done.returncode == 0, done.stderr
+    answer, _, text, *_ = done.stdout.split("\n")
+    assert (answer, text) == ("defg", "abcde")
+    assert "2 tokens, 12 reads" in " ".join(done.stdout.split())
+    assert run_json("generate", *options, "--show-reads")["reads"] == [[2, 9], [0, 3]]
+    assert run_json("generate", *options)["reads"] is None
+    assert [request.return_reads for request in servers.worker.requests] == [True, True, False]
+
+
 @pytest.mark.parametrize("tokens", ["0", "-1", "some"])
 def test_generate_refuses_a_number_of_recalled_tokens_that_is_none(tokens: str) -> None:
     done = run("generate", "hi", f"--recall-tokens={tokens}")

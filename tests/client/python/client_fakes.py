@@ -78,6 +78,10 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
             response.counts.tokens_resident = budget
             if request.return_logits:
                 response.logits = logits_of(request.policy.policy, seen + index).astype("<f4").tobytes()
+            if request.return_reads and index > 0:
+                times = 2 if request.policy.HasField("recall_min_share") else 1
+                response.reads.add(position=2, count=times * (index + 1))
+                response.reads.add(position=0, count=1)
             yield response
         summary = generation_pb2.GenerateSummary(
             finish_reason="length",

@@ -49,6 +49,12 @@ def test_logits_are_none_when_not_asked_for(client: Client) -> None:
     assert token.logits is None
 
 
+def test_reads_arrive_by_position_when_asked_for(client: Client) -> None:
+    first, second = client.generate([2, 3, 4], max_new_tokens=2, return_reads=True)
+    assert (first.reads, second.reads) == ((), ((2, 2), (0, 1)))
+    assert [token.reads for token in client.generate([2, 3, 4], max_new_tokens=2)] == [(), ()]
+
+
 def test_leaving_a_generation_early_cancels_the_call(client: Client, servers: FakeServers) -> None:
     with client.generate([2], max_new_tokens=10_000_000) as generation:
         next(iter(generation))

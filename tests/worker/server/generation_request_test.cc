@@ -172,6 +172,10 @@ std::vector<BadCase> BadCases() {
        [](Request& r) { r.mutable_policy()->set_recall_all(true); },
        invalid,
        {"recall_all", "recall true"}},
+      {"reads of nothing",
+       [](Request& r) { r.set_return_reads(true); },
+       invalid,
+       {"return_reads is true", "policy.recall"}},
       {"device ratio",
        [](Request& r) {
          r.mutable_policy()->set_policy("recall");

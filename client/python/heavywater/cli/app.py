@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from heavywater.cli.diff import diff
 from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
 from heavywater.cli.inspect import inspect
@@ -18,6 +19,7 @@ from heavywater.version import __version__
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(generate)
 app.command()(inspect)
+app.command()(diff)
 app.command()(serve)
 app.add_typer(eval_app, name="eval")
 

@@ -19,6 +19,7 @@ Address = Annotated[
     ),
 ]
 CacheAddress = Annotated[str, typer.Option("--cache", envvar="HEAVYWATER_CACHE", help="host:port of the cache service")]
+Ranks = Annotated[int, typer.Option(min=1, help="Workers to start when no --address is given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

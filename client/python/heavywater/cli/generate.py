@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from heavywater.cli.connection import Address, CacheAddress, Json, connected
+from heavywater.cli.connection import Address, CacheAddress, Json, Ranks, connected
 from heavywater.cli.live import LiveText, mebibytes
 from heavywater.cli.policy import (
     Budget,
@@ -21,22 +19,20 @@ from heavywater.cli.policy import (
     Scope,
     policy_options,
 )
-from heavywater.client import Client
-from heavywater.generation import Generation, mean_reads
+from heavywater.cli.prompt import Chat, File, MaxNewTokens, Prompt, QuestionAfter, System, prompt_and_suffix, read_text
+from heavywater.cli.reads import print_reads, reads_json, total_reads
+from heavywater.generation import Generation, Token, mean_reads
 from heavywater.local import LocalOptions
-from heavywater.question import split_chat
 from heavywater.v1 import common_pb2, generation_pb2
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")] = "",
-    file: Annotated[Path | None, typer.Option(help="Read the text from this file.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask in the model's chat format.")] = False,
-    system: Annotated[str, typer.Option(help="With --chat: the system message.")] = "",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
-    question_after: Annotated[
-        str, typer.Option(help="Append this once the text's cache is compressed; with --chat: at the turn's end.")
-    ] = "",
+    prompt: Prompt = "",
+    file: File = None,
+    chat: Chat = False,
+    system: System = "",
+    max_new_tokens: MaxNewTokens = 128,
+    question_after: QuestionAfter = "",
     policy: Policy = "snapkv_h2o",
     scope: Scope = "layer",
     budget: Budget = 0.2,
@@ -45,19 +41,20 @@ def generate(
     device_ratio: DeviceRatio = 0.0,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     seed: int = 0,
-    ranks: Annotated[int, typer.Option(min=1, help="Workers to start when no --address is given.")] = 1,
+    ranks: Ranks = 1,
     address: Address = "",
     cache: CacheAddress = "",
+    show_reads: Annotated[
+        bool, typer.Option("--show-reads", help="With recall: show in the text which demoted tokens were read.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Continue a text, or answer with --chat. Streams the text with a line of live figures."""
-    text = _input(prompt, file)
+    text = read_text(prompt, file)
     log = Console(stderr=True)
     options = policy_options(policy, scope, budget, recall, recall_tokens, device_ratio)
     with connected(address, cache, LocalOptions(ranks=ranks), log) as client:
-        suffix = question_after
-        if chat:
-            text, suffix = split_chat(client.get_model(), _messages(system, text), question_after)
+        text, suffix = prompt_and_suffix(client, text, chat, system, question_after)
         generation = client.generate(
             text,
             suffix=suffix,
@@ -65,31 +62,26 @@ def generate(
             policy=options,
             temperature=temperature,
             seed=seed,
+            return_reads=show_reads,
         )
         if as_json:
-            print(json.dumps({"text": generation.text(), **_summary_json(generation)}))
-        else:
-            _stream(client, generation, log)
+            tokens = list(generation)
+            figures = {"text": "".join(token.text for token in tokens), **_summary_json(generation)}
+            print(json.dumps({**figures, "reads": reads_json(total_reads(tokens)) if show_reads else None}))
+            return
+        tokens = _stream(generation)
+        if show_reads:
+            print_reads(Console(), client.get_model(), text, suffix, total_reads(tokens))
+        log.print(_describe(generation), style="dim", highlight=False)
 
 
-def _input(prompt: str, file: Path | None) -> str:
-    if bool(prompt) == bool(file):
-        raise ValueError("give a text or --file, one of them")
-    if file is not None:
-        return file.read_text(encoding="utf-8")
-    return sys.stdin.read() if prompt == "-" else prompt
-
-
-def _messages(system: str, text: str) -> list[dict[str, str]]:
-    first = [{"role": "system", "content": system}] if system else []
-    return [*first, {"role": "user", "content": text}]
-
-
-def _stream(client: Client, generation: Generation, log: Console) -> None:
+def _stream(generation: Generation) -> list[Token]:
+    tokens = []
     with LiveText(Console()) as live:
         for token in generation:
             live.show(token)
-    log.print(_describe(generation), style="dim", highlight=False)
+            tokens.append(token)
+    return tokens
 
 
 def _describe(generation: Generation) -> str:

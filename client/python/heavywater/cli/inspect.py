@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from heavywater.cli.connection import Json
+from heavywater.cli.highlight import highlighted, token_texts
 from heavywater.client import Client
 from heavywater.errors import HeavywaterError
 from heavywater.inspection import Inspection, inspect_sets
-from heavywater.model import Model
 from heavywater.sets import SequenceSet
 from heavywater.v1 import sequence_pb2
 
@@ -69,11 +69,7 @@ def _pieces(client: Client | None, sequence: sequence_pb2.Sequence) -> list[str]
         model = client.get_model()
     except HeavywaterError:
         return []
-    return [_piece(model, token) for token in sequence.tokens]
-
-
-def _piece(model: Model, token: int) -> str:
-    return model.decode([token])
+    return token_texts(model, sequence.tokens)
 
 
 def _heading(sequence: sequence_pb2.Sequence, inspection: Inspection, layer: int) -> str:
@@ -92,10 +88,7 @@ def _style(inspection: Inspection, position: int) -> str:
 
 
 def _highlighted(inspection: Inspection, pieces: list[str]) -> Text:
-    text = Text()
-    for position, piece in enumerate(pieces[: inspection.tokens_seen]):
-        text.append(piece, style=_style(inspection, position))
-    return text
+    return highlighted(pieces[: inspection.tokens_seen], lambda position: _style(inspection, position))
 
 
 def _legend(inspection: Inspection) -> Text:
