@@ -32,11 +32,12 @@ absl::Status CheckPart(const v1::ReportedSet& set, int64_t max_tokens) {
 // the set incomplete; a replay from the first part on mends that.
 void AddPart(const v1::ReportedSet& set, ResidentPositions& resident) {
   const auto first = static_cast<size_t>(set.first_index());
+  // Before anything else: a set whose first part is missing is not whole.
+  resident.num_positions =
+      static_cast<size_t>(set.num_positions() == 0 ? set.positions_size() : set.num_positions());
   if (first > resident.positions.size()) return;
   resident.positions.resize(first);
   resident.scores.resize(first);
-  resident.num_positions =
-      static_cast<size_t>(set.num_positions() == 0 ? set.positions_size() : set.num_positions());
   if (first > 0 && !set.positions().empty() && set.positions(0) <= resident.positions.back()) {
     return;
   }

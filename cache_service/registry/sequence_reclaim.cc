@@ -70,14 +70,16 @@ absl::Status SequenceRegistry::MakeRoom(const absl::Status& full) {
   return MakeRoomLocked(full);
 }
 
+void SequenceRegistry::BoundCount() {
+  if (static_cast<int64_t>(records_.size()) < options_.max_sequences) return;
+  const std::vector<Finished> finished = FinishedSequences();
+  if (!finished.empty()) Reclaim(finished.front().id);
+}
+
 absl::Status SequenceRegistry::CheckCount() {
   const auto count = static_cast<int64_t>(records_.size());
   if (count < options_.max_sequences) return absl::OkStatus();
-  const std::vector<Finished> finished = FinishedSequences();
-  if (!finished.empty()) {
-    Reclaim(finished.front().id);
-    return absl::OkStatus();
-  }
+  if (!FinishedSequences().empty()) return absl::OkStatus();
   return ExhaustedError(absl::StrCat("there are ", count,
                                      " sequences, none of them finished; the "
                                      "limit is ",

@@ -82,6 +82,7 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Open(
     opened = store_.Open(spec);
   }
   HW_RETURN_IF_ERROR(opened);
+  BoundCount();
   ++next_id_;
   const PlanLayout layout = {.sequence = id,
                              .num_ranks = num_ranks,

@@ -124,7 +124,9 @@ class SequenceRegistry {
   // `full` and who holds the room.
   absl::Status NameHolders(const absl::Status& full, const std::vector<Finished>& finished)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether one more has a place, or would once a finished one has ended.
   absl::Status CheckCount() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BoundCount() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // ends that one
   absl::Status Unknown(SequenceId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Records::iterator> Find(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<v1::OpenSequenceResponse> Replay(const v1::OpenSequenceRequest& request,

@@ -82,11 +82,11 @@ RecallBytes RecallBytesOf(const RankCacheOptions& options, const Budget& budget,
   const int sets = SetLayoutOf(options, sequence.policy.scope).own_sets;
   const int64_t heads = int64_t{shape.num_layers} * shape.num_kv_heads;
   const int64_t pages = PagesFor(sequence.max_tokens, sketch.page_tokens);
-  const int64_t observed_layers =
-      PromptDemotes(budget, sequence.prompt_tokens) ? 1 : shape.num_layers;
   const int64_t candidates = capacity + MaxCandidates(options, sequence.policy);
-  return {.squares = observed_layers * shape.num_kv_heads * kSketchQueries * shape.head_dim *
-                     int64_t{sizeof(float)},
+  // Squares of every layer, also where the prompt needs one at a time: what is
+  // reserved never falls as the prompt grows.
+  return {.squares = int64_t{shape.num_layers} * shape.num_kv_heads * kSketchQueries *
+                     shape.head_dim * int64_t{sizeof(float)},
           .channels = heads * sketch.channels,
           .sketches = heads * pages * sketch.page_bytes(),
           .tables = shape.num_layers * sets * pages * sketch.page_tokens / 8,

@@ -187,7 +187,10 @@ absl::Status SequenceCache::Promote(int layer, int set, std::span<const Position
 }
 
 absl::Status SequenceCache::FinishPlan() {
-  if (recall_ != nullptr) HW_RETURN_IF_ERROR(recall_->FinishPlan(tokens_seen_));
+  if (recall_ != nullptr) {
+    HW_RETURN_IF_ERROR(recall_->FinishPlan(tokens_seen_));
+    host_pages_.Publish(tokens_seen_);  // the addresses it asked for are not written to
+  }
   NoteBytes(0);
   ++plans_;
   queries_since_plan_ = 0;

@@ -11,6 +11,13 @@
 #include "worker/rank/recall_memory.h"
 
 namespace heavywater {
+namespace {
+
+// The missing attention is sampled at plans, and at every so many steps where plans
+// are rare or none, the first one included.
+constexpr int64_t kSampleSteps = 16;
+
+}  // namespace
 
 SequenceRecall::SequenceRecall(const RankCacheOptions& rank, const SequenceOptions& sequence,
                                const Budget& budget, DeviceMemory& memory, Stream& stream,
@@ -31,7 +38,10 @@ absl::StatusOr<std::unique_ptr<SequenceRecall>> SequenceRecall::Create(
       new SequenceRecall(rank, sequence, budget, memory, stream, pages));
   const RecallBytes bytes = RecallBytesOf(rank, budget, sequence, 0);
   recall->squares_of_all_layers_ = !PromptDemotes(budget, sequence.prompt_tokens);
-  HW_ASSIGN_OR_RETURN(recall->squares_, memory.Allocate(MemoryKind::kSketches, bytes.squares));
+  const int64_t layers = recall->squares_of_all_layers_ ? rank.shape.num_layers : 1;
+  HW_ASSIGN_OR_RETURN(
+      recall->squares_,
+      memory.Allocate(MemoryKind::kSketches, bytes.squares / rank.shape.num_layers * layers));
   HW_ASSIGN_OR_RETURN(recall->channels_, memory.Allocate(MemoryKind::kSketches, bytes.channels));
   for (int layer = 0; layer < rank.shape.num_layers; ++layer) {
     recall->layers_.emplace_back(recall->num_sets_, rank.shape.num_kv_heads);
@@ -102,9 +112,20 @@ absl::Status SequenceRecall::AddPages(int64_t tokens) {
     layer.demoted = std::move(demoted);
     layer.changed = true;
     layer.ledger.Grow(pages * sketch_.page_tokens);
-    layer.host_pages = host_pages_.PageTable(index, pages);
+    layer.host_pages = WithNewPages(layer.host_pages, index, before, pages);
   }
   return absl::OkStatus();
+}
+
+// Addresses are good until the sequence is closed: those that are known stay, also
+// when the tier has lost the sequence meanwhile and gives out no more.
+std::vector<const std::byte*> SequenceRecall::WithNewPages(
+    const std::vector<const std::byte*>& known, int layer, int64_t before, int64_t pages) const {
+  std::vector<const std::byte*> table = host_pages_.PageTable(layer, pages);
+  for (int head = 0; head < rank_.shape.num_kv_heads; ++head) {
+    std::copy_n(known.begin() + head * before, before, table.begin() + head * pages);
+  }
+  return table;
 }
 
 absl::Status SequenceRecall::ChooseChannels(int layer, int64_t tokens) {
@@ -194,7 +215,9 @@ void SequenceRecall::BeginStep(int64_t num_tokens, bool sample_missing, bool not
   step_can_pick_ = sketched() && host_pages_.readable();
   note_reads_ = note_reads;
   reads_.clear();
+  if (sketched() && !step_can_pick_) stats_.mass_missing = 1;  // nothing can be read: say so
   if (!step_can_pick_) return;
+  sample_missing = sample_missing || steps_++ % kSampleSteps == 0;
   const RecallOptions& recall = options_.policy.recall;
   const int heads = rank_.shape.num_kv_heads;
   const int64_t rows = num_tokens * heads;
@@ -223,8 +246,9 @@ void SequenceRecall::BeginStep(int64_t num_tokens, bool sample_missing, bool not
   }
 }
 
+// Asked again for each layer: a sequence may be lost in the middle of a step.
 const RecallView* SequenceRecall::View(int layer) const {
-  return step_can_pick_ ? &views_[layer] : nullptr;
+  return step_can_pick_ && host_pages_.readable() ? &views_[layer] : nullptr;
 }
 
 void SequenceRecall::CommitStep() {

@@ -52,8 +52,8 @@ class SequenceRecall {
                               std::span<const int64_t> scores);
 
   // A step's queries: `num_tokens` of this sequence. `sample_missing`: estimate
-  // the attention that is missing; `note_reads`: remember what is picked (a list
-  // for each query: 4 recall_tokens bytes of host memory).
+  // the attention that is missing, as some steps do anyway; `note_reads`: remember what is picked
+  // (a list for each query: 4 recall_tokens bytes of host memory).
   void BeginStep(int64_t num_tokens, bool sample_missing, bool note_reads);
   // What a layer's queries may pick from; null: nothing. Valid until the step ends.
   const RecallView* View(int layer) const;
@@ -101,6 +101,8 @@ class SequenceRecall {
                  const Budget& budget, DeviceMemory& memory, Stream& stream,
                  const HostPages& pages);
   absl::Status AddPages(int64_t tokens);
+  std::vector<const std::byte*> WithNewPages(const std::vector<const std::byte*>& known, int layer,
+                                             int64_t before, int64_t pages) const;
   absl::Status EncodeLayer(int layer, int64_t first_page, int64_t tokens);
   absl::Status ChooseChannels(int layer, int64_t tokens);
   absl::Status Upload(int layer);
@@ -130,6 +132,7 @@ class SequenceRecall {
   int64_t sketched_tokens_ = 0;  // positions below it have a code, in every layer
   int64_t clock_ = 0;            // queries for which scores have decayed
   int64_t step_tokens_ = 0;
+  int64_t steps_ = 0;  // that could pick
   bool step_can_pick_ = false;
   std::vector<RecallView> views_;   // [num_layers]
   std::vector<int32_t> num_picks_;  // [num_layers][step_tokens][num_kv_heads]

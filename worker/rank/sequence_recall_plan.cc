@@ -93,7 +93,8 @@ bool SequenceRecall::NeedsEncoding(int64_t tokens_seen) const {
 }
 
 absl::Status SequenceRecall::FinishPlan(int64_t tokens_seen) {
-  if (num_pages() == 0) return absl::OkStatus();  // nothing has been demoted yet
+  // Nothing has been demoted yet, or nothing can be read any more.
+  if (num_pages() == 0 || !host_pages_.readable()) return absl::OkStatus();
   const bool encodes = NeedsEncoding(tokens_seen);
   for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
     if (!sketched()) HW_RETURN_IF_ERROR(ChooseChannels(layer, tokens_seen));

@@ -62,9 +62,10 @@ absl::Status TakeRecall(const v1::PolicyOptions& proto, PolicyOptions& options) 
   if (proto.has_promote_candidates()) recall.promote_candidates = proto.promote_candidates();
   if (proto.has_device_ratio()) {
     options.device_ratio = proto.device_ratio();
-  } else if (proto.heavy_tokens() != 0 || proto.heavy_ratio() != 0) {
+  } else if (proto.heavy_tokens() != 0 || proto.heavy_ratio() != 0 || proto.recent_ratio() != 0) {
     options.device_ratio = 0;  // another budget was asked for than the preset's
   }
+  if (proto.recent_ratio() != 0 && proto.recent_tokens() == 0) options.recent_tokens = 0;
   if (proto.has_pooled_seeds()) options.pooled_seeds = proto.pooled_seeds();
   HW_RETURN_IF_ERROR(TakeField("recall_tokens", proto.recall_tokens(), recall.recall_tokens));
   return TakeField("sketch_channels", proto.sketch_channels(), recall.sketch_channels);

@@ -129,7 +129,10 @@ void RemoteHostTier::Skip(SequenceId sequence, int64_t first_page, int64_t num_p
 bool RemoteHostTier::IsLost(SequenceId sequence) const {
   MutexLock lock(&mutex_);
   const auto found = entries_.find(sequence);
-  return found != entries_.end() && found->second.orphan;
+  if (found == entries_.end()) return false;
+  // Also before Page() or Publish() notice it: nothing may be read any more.
+  const Entry& entry = found->second;
+  return entry.orphan || (entry.sequence != nullptr && IsFenced(entry));
 }
 
 std::byte* RemoteHostTier::Page(SequenceId sequence, int layer, int kv_head, int64_t page) {

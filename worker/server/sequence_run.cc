@@ -72,14 +72,13 @@ void SequenceRun::ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration
   tokens_seen_ = request().sequence.prompt_tokens;
 }
 
-// Up to a plan, so that the append takes no more slots than an interval's; several
-// intervals when they are short (its slots are given back at the plan).
+// Up to a plan, so that the append takes no more slots than an interval's, which
+// are reserved: a suffix never fails for memory, whatever else runs.
 int64_t SequenceRun::AppendTokens() const {
   const SequenceOptions& sequence = request().sequence;
   const int64_t interval = sequence.policy.plan_interval_steps;
   const int64_t since_plan = (tokens_seen_ - sequence.prompt_tokens) % interval;
-  if (interval >= kAppendTokens) return std::min(kAppendTokens, interval - since_plan);
-  return kAppendTokens / interval * interval - since_plan;
+  return std::min(kAppendTokens, interval - since_plan);
 }
 
 std::span<const int32_t> SequenceRun::NextTokens(int64_t limit) const {

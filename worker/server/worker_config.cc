@@ -8,6 +8,7 @@
 #include "cache_service/base/status.h"
 #include "cache_service/base/version.h"
 #include "worker/cache/kv_layout.h"
+#include "worker/cache/sketch_shape.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
@@ -49,6 +50,25 @@ absl::Status CheckNumbers(const v1::WorkerConfig& config) {
   return CheckRange("drain_ms", config.drain_ms(), 0, kDay);
 }
 
+// What can be said before the model is known.
+absl::Status CheckDefaultPolicy(const v1::WorkerConfig& config) {
+  const absl::StatusOr<PolicyOptions> preset = Preset(config.default_policy());
+  if (!preset.ok()) {
+    return absl::Status(preset.status().code(),
+                        absl::StrCat("default_policy: ", preset.status().message()));
+  }
+  if (!preset->recall.enabled) return absl::OkStatus();
+  if (config.cache_address().empty()) {
+    return absl::InvalidArgumentError(
+        "cache_address is empty and default_policy has recall, want the address of the "
+        "heavywater-cache that keeps demoted positions");
+  }
+  if (config.page_tokens() % kSketchBlock == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("page_tokens is ", config.page_tokens(),
+                   " and default_policy has recall, want a multiple of ", kSketchBlock));
+}
+
 }  // namespace
 
 v1::WorkerConfig DefaultWorkerConfig() {
@@ -84,10 +104,7 @@ absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckOneOf("backend", config.backend(), {"cpu", "reference"}));
   HW_RETURN_IF_ERROR(CheckOneOf("cpu_target", config.cpu_target(), {"best", "avx2", "avx512"}));
   HW_RETURN_IF_ERROR(CheckOneOf("on_host_full", config.on_host_full(), {"stop", "drop"}));
-  const absl::Status preset = Preset(config.default_policy()).status();
-  if (!preset.ok()) {
-    return absl::Status(preset.code(), absl::StrCat("default_policy: ", preset.message()));
-  }
+  HW_RETURN_IF_ERROR(CheckDefaultPolicy(config));
   if (config.group().empty()) return absl::InvalidArgumentError("group is empty, want a name");
   if (config.model().empty()) {
     return absl::InvalidArgumentError("model is empty, want the path of a GGUF file");

@@ -20,7 +20,8 @@ def split_chat(model: Model, messages: Sequence[Mapping[str, str]], question: st
         return model.chat(messages), ""
     last = {**messages[-1], "content": messages[-1]["content"] + SEPARATOR + question}
     rendered = model.chat([*messages[:-1], last])
-    at = rendered.rfind(question)
-    if at < 0:
-        raise ValueError(f"the chat template of {model.info.name} changes the question: {question!r}")
+    begin = rendered.rfind(last["content"])
+    if begin < 0:
+        raise ValueError(f"the chat template of {model.info.name} changes the message: {last['content']!r}")
+    at = begin + len(last["content"]) - len(question)
     return rendered[:at], rendered[at:]

@@ -2,6 +2,7 @@
 #include "worker/server/cache_link.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -67,6 +68,10 @@ class Dump {
  public:
   Dump(SequenceId sequence, int rank) {
     const std::string stem = absl::StrCat(::testing::TempDir(), "/seq", sequence, "_rank", rank);
+    // Ranks dump behind the answer.
+    for (int tries = 0; tries < 1000 && !std::filesystem::exists(stem + ".json"); ++tries) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
     std::ifstream json_file(stem + ".json");
     json = nlohmann::json::parse(json_file);
     std::ifstream kv_file(stem + ".kv", std::ios::binary);

@@ -247,9 +247,16 @@ TEST_F(GenerationRequestTest, TheDefaultPolicyOfAWorkerMustBeOne) {
   config.set_model("model.gguf");
   EXPECT_TRUE(CheckWorkerConfig(config).ok());
   config.set_default_policy("recall");
+  absl::Status status = CheckWorkerConfig(config);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cache_address is empty"));
+  config.set_cache_address("127.0.0.1:7700");
   EXPECT_TRUE(CheckWorkerConfig(config).ok());
+  config.set_page_tokens(24);
+  status = CheckWorkerConfig(config);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("page_tokens is 24"));
   config.set_default_policy("lru");
-  const absl::Status status = CheckWorkerConfig(config);
+  status = CheckWorkerConfig(config);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("default_policy: preset is \"lru\""));
 }

@@ -89,7 +89,7 @@ DecodeAttention::AllScratch DecodeAttention::CutScratch(const KvShape& shape, in
   const int64_t padded = PaddedRow(shape.head_dim);
   ScratchCutter cutter(memory);
   AllScratch all;
-  all.parts.resize((pool_.num_threads() + 1) * (recall.any() ? UnitsPerGroup(shape) : 1));
+  all.parts.resize((pool_.num_threads() + 1) * UnitsPerGroup(shape));
   for (Scratch& part : all.parts) {
     part.queries = cutter.Take<float>(kMaxQueryRows * padded);
     part.weights = cutter.Take<float>(kMaxQueryRows * num_blocks * kSlotBlock);

@@ -12,6 +12,7 @@ from heavywater.question import split_chat
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CODE_DIGITS = 5
+_ATTEMPTS = 1000
 _NAMES = (
     "library garden harbour castle bakery museum orchard theatre station chapel lighthouse brewery "
     "vineyard windmill stable foundry monastery observatory fountain tavern bridge market tower mill"
@@ -59,7 +60,9 @@ def make_needles(model: Model, text: str, seed: int, variants: int, tokens: int)
 
 def _excerpt(rng: random.Random, sentences: Sequence[str], sizes: Sequence[int], tokens: int) -> list[str]:
     """Whole sentences in order, from a random one on; at most `tokens` tokens."""
-    while True:
+    if min(sizes) > tokens:
+        raise ValueError(f"no sentence of the text has {tokens} tokens or fewer: it needs stops, or a larger --tokens")
+    for _ in range(_ATTEMPTS):
         first = end = rng.randrange(len(sentences))
         total = 0
         while end < len(sentences) and total + sizes[end] <= tokens:
@@ -67,6 +70,7 @@ def _excerpt(rng: random.Random, sentences: Sequence[str], sizes: Sequence[int],
             end += 1
         if end < len(sentences) and end > first:
             return list(sentences[first:end])
+    raise ValueError(f"found no {tokens} tokens of whole sentences in the text in {_ATTEMPTS} attempts")
 
 
 def _make_needle(model: Model, filler: list[str], seed: int, name: str, code: str, depth: float) -> Needle:
