@@ -42,6 +42,29 @@ def test_generate_answers_in_the_chat_format(local_servers: LocalServers) -> Non
     assert figures["tokens_seen"] > figures["prompt_tokens"] > 20
 
 
+def test_diff_names_what_a_policy_evicted_and_recall_reads_it(local_servers: LocalServers, tmp_path: Path) -> None:
+    words = (Path(__file__).parents[3] / "docs/architecture.md").read_text()
+    text = tmp_path / "text.txt"
+    text.write_text(words[:1500] + "\nThe secret code of the harbour is 48213.\n" + words[1500:5000])
+    question = [
+        "--chat",
+        "--file",
+        str(text),
+        "--question-after",
+        "What is the secret code of the harbour?",
+        "-n",
+        "16",
+    ]
+    evicted = run_json(local_servers, "diff", *question, "--policy", "streaming")
+    assert "48213" in evicted["full_text"]
+    assert "48213" not in evicted["policy_text"]
+    assert evicted["verdict"] == "evicted"
+    assert evicted["missing"]
+    recalled = run_json(local_servers, "generate", *question, "--policy", "recall", "--show-reads")
+    assert "48213" in recalled["text"]
+    assert len(recalled["reads"]) > 10
+
+
 def test_logits_and_logprob_of_a_forced_token_agree(local_servers: LocalServers) -> None:
     with local_servers.client() as client:
         for token in client.generate([1, 2, 3], forced_tokens=[40, 50], return_logits=True):

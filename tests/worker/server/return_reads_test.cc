@@ -46,10 +46,10 @@ int64_t TotalReads(const Generated& generated) {
 
 class ReturnReadsTest : public ::testing::Test {
  protected:
-  ReturnReadsTest() { service_.Start(); }
-
-  ServerTestGroup::Configure WithCache() {
-    return [this](v1::WorkerConfig& config) {
+  // Groups of different names, so that one need not be gone before the next.
+  ServerTestGroup::Configure WithCache(const std::string& group = "one") {
+    return [this, group](v1::WorkerConfig& config) {
+      config.set_group(group);
       config.set_cache_address(service_.address());
       config.set_page_tokens(16);  // a block of a sketch
       config.set_reserve_ahead_tokens(16);
@@ -65,7 +65,7 @@ TEST_F(ReturnReadsTest, ReadsAreSummedOverRanksAndAreAsManyAsTheQueriesPicked) {
   for (const char* scope : {"layer", "kv_head"}) {
     std::vector<std::vector<std::map<int32_t, int64_t>>> reads;
     for (int size : {1, 3}) {
-      ServerTestGroup group(model_, size, WithCache());
+      ServerTestGroup group(model_, size, WithCache(std::string(scope) + std::to_string(size)));
       group.Start();
       const Generated generated = group.Generate(Recalled(40, 12, scope));
       ASSERT_TRUE(generated.status.ok()) << generated.status;
@@ -101,7 +101,7 @@ TEST_F(ReturnReadsTest, TheFirstResponseCoversTheWholeSuffix) {
 
 TEST_F(ReturnReadsTest, RecallOfEverythingReadsAllThatIsDemoted) {
   for (const char* scope : {"layer", "kv_head"}) {
-    ServerTestGroup group(model_, 1, WithCache());
+    ServerTestGroup group(model_, 1, WithCache(scope));
     group.Start();
     v1::GenerateRequest request = Recalled(40, 4, scope);
     request.mutable_policy()->clear_recall_tokens();
@@ -133,7 +133,7 @@ TEST_F(ReturnReadsTest, SequencesOfOneBatchReadAsEachAlone) {
   v1::GenerateRequest silent = Recalled(35, 12);
   silent.set_return_reads(false);
   const std::vector<v1::GenerateRequest> requests = {Recalled(40, 10), silent, Recalled(25, 10)};
-  ServerTestGroup group(model_, 1, WithCache());
+  ServerTestGroup group(model_, 1, WithCache("together"));
   std::vector<std::shared_ptr<Generation>> together;
   for (const auto& request : requests) together.push_back(*group.engine().Start(request));
   group.Start();

@@ -93,10 +93,11 @@ def _positions(comparison: Comparison, pieces: Sequence[str]) -> Table:
         f"unread in this step, though a query would have given it {NOTICED_SHARE:.0%} or more (estimated, in a replay)"
     )
     table = Table("position", "text", "queries", title=title)
+    lines = [piece.replace("\n", " ") for piece in pieces]
     for position, count in comparison.missing[:_POSITIONS]:
-        text = Text("".join(pieces[max(position - _AROUND, 0) : position]), style="dim")
-        text.append(pieces[position], style="bold not dim")
-        text.append("".join(pieces[position + 1 : position + 1 + _AROUND]))
+        text = Text("".join(lines[max(position - _AROUND, 0) : position]), style="dim")
+        text.append(lines[position], style="bold not dim")
+        text.append("".join(lines[position + 1 : position + 1 + _AROUND]))
         table.add_row(str(position), text, str(count))
     return table
 
