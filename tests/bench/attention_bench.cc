@@ -62,7 +62,7 @@ absl::StatusOr<Measured> MeasureRow(const BenchOptions& options, Target& target,
   PlanCase plan(*target.backend, inputs.layer);
   HW_RETURN_IF_ERROR(plan.Check());
   const Timed timed[] = {target.reader->Pass(), decode.Step(), decode.Step(false), plan.Step()};
-  const std::vector<double> seconds = MedianSeconds(options.rounds(), timed);
+  const std::vector<double> seconds = MedianSeconds(options.rounds(context), timed);
   measured.bandwidth = static_cast<double>(target.reader->bytes()) / seconds[0];
   const double read_floor = static_cast<double>(KvBytes(context)) / measured.bandwidth;
   const double compute_floor = AttentionOperations(context) / target.operations_per_s;

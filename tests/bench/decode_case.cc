@@ -144,8 +144,14 @@ void DecodeCase::FlushRecall() const {
   heavywater::Flush(recall.demoted);
   heavywater::Flush(recall.channels);
   FlushFromCaches(recall.gains.data(), static_cast<int64_t>(recall.gains.size()));
-  for (const std::byte* page : recall.host.pages) {
-    FlushFromCaches(page, int64_t{BenchShape().page_tokens} * BenchShape().row_bytes());
+  // Of the host's copies a step reads the picks, and the queries are always the same.
+  const KvShape shape = BenchShape();
+  for (size_t i = 0; i < recall.num_picks.size(); ++i) {
+    for (int32_t k = 0; k < recall.num_picks[i]; ++k) {
+      const Position pick = recall.picks[static_cast<int64_t>(i) * recall.max_picks + k];
+      const std::byte* page = recall.host.Page(static_cast<int>(i), pick / shape.page_tokens);
+      FlushFromCaches(page + pick % shape.page_tokens * shape.row_bytes(), shape.row_bytes());
+    }
   }
 }
 
