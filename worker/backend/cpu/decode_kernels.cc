@@ -31,8 +31,8 @@ constexpr int kSlotsAtOnce = 4;
 constexpr int kColumnVectors = 4;
 // Values of this many slots stay in L1 while every row and column visits them.
 constexpr int kValueBlock = 64;
-// How far ahead of the arithmetic rows are fetched: the hardware's own
-// prefetching stops at each 4 KiB page.
+// How far ahead of the arithmetic rows of K and of V are fetched: the hardware's
+// own prefetching stops at each 4 KiB page.
 constexpr int kPrefetchRows = 32;
 
 // Lane j of each 128-bit block is the sum of v[j]'s four lanes in that block.
@@ -169,6 +169,7 @@ HWY_INLINE void AddValues(const T* values, int64_t value_stride, const float* we
   for (int slot = 0; slot < count; ++slot, values += value_stride) {
     VF value[kVectors];
     for (int c = 0; c < kVectors; ++c) {
+      hwy::Prefetch(values + kPrefetchRows * value_stride + c * kLanes);
       value[c] =
           kHalf ? LoadKvHalf(kFloats, values + c * kLanes) : LoadKv(kFloats, values + c * kLanes);
     }

@@ -1,0 +1,82 @@
+"""heavywater-bench: what it prints. How fast things are is not tested."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BINARY = Path(os.environ.get("HEAVYWATER_BIN", "")) / "heavywater-bench"
+if "HEAVYWATER_BIN" not in os.environ:
+    BINARY = Path(shutil.which("heavywater-bench") or "heavywater-bench")
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(str(BINARY)) is None,
+    reason="heavywater-bench is not on PATH: run through deploy/local/test or deploy/local/run",
+)
+
+ROWS = {
+    "attention": ["context", "target", "bandwidth_ratio", "roofline_ratio", "score_overhead", "policy_overhead"],
+    "recall": ["context", "target", "full_bandwidth_ratio", "scan_vs_full", "step_vs_full"],
+}
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=240, check=False)
+
+
+def figures_of(row: dict[str, Any]) -> list[Any]:
+    return [value for field, value in row.items() if field not in ("context", "target")]
+
+
+@pytest.mark.parametrize("command", ROWS)
+def test_json_is_one_object_with_a_row_for_each_target(command: str) -> None:
+    result = bench(command, "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert [row["target"] for row in report["rows"]] == ["avx2", "avx512"]
+    for row in report["rows"]:
+        assert list(row) == ROWS[command]
+        figures = figures_of(row)
+        # A target that the machine lacks has no figures at all.
+        assert all(value is None for value in figures) or all(map(math.isfinite, figures)), row
+    assert any(figures_of(row)[0] is not None for row in report["rows"])
+    if command == "attention":
+        assert report["bandwidth_gb_s"] > 0
+        assert report["fma_gflops"] > 0
+
+
+def test_without_json_it_prints_a_table() -> None:
+    result = bench("recall", "--quick")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ROWS["recall"]
+    assert [line.split()[1] for line in lines[1:]] == ["avx2", "avx512"]
+
+
+def test_help_names_the_commands() -> None:
+    result = bench("--help")
+    assert result.returncode == 0
+    assert all(command in result.stdout for command in ROWS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["recall", "--fast"], "unknown option --fast"),
+        (["decoding"], "unknown command decoding"),
+        (["recall", "attention"], "one command is enough, got also attention"),
+        ([], "want a command"),
+    ],
+)
+def test_what_it_does_not_know_is_an_error(arguments: list[str], complaint: str) -> None:
+    result = bench(*arguments)
+    assert result.returncode == 2
+    assert complaint in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,109 @@
+// heavywater-bench: how close kernels come to the machine's limits. Results are checked
+// before a figure is printed; figures are ratios within one run, caches cold.
+#include <cstdio>
+#include <string>
+#include <string_view>
+
+#include "tests/bench/options.h"
+
+namespace heavywater {
+namespace {
+
+constexpr const char* kUsage =
+    R"(usage: heavywater-bench COMMAND [--json] [--quick]
+
+  attention   a decode step's attention, 32 query and 8 KV heads of size 128 in bf16, contexts
+              2k, 8k, 32k: share of the read bandwidth and of the roofline (of the target's own
+              instructions), and what scores and the h2o plan add to it
+  recall      a step with recall at 20 % of the bytes, 64 picks, contexts 8k, 32k: the scan and
+              the whole step beside the full cache's attention
+
+One thread; caches are flushed before each step; medians. Wrong results end it with status 1.
+
+  --json      prints one JSON object and nothing else on standard output
+  --quick     one short context and few rounds: shows that it works, not how fast
+  --help      this text
+)";
+
+struct Command {
+  std::string_view name;
+  absl::StatusOr<BenchJson> (*run)(const BenchOptions&);
+};
+constexpr Command kCommands[] = {{"attention", RunAttentionBench}, {"recall", RunRecallBench}};
+
+const Command* FindCommand(std::string_view name) {
+  for (const Command& command : kCommands) {
+    if (command.name == name) return &command;
+  }
+  return nullptr;
+}
+
+int UsageError(const char* what, std::string_view argument) {
+  std::fprintf(stderr, "heavywater-bench: %s %s\n\n%s", what, std::string(argument).c_str(),
+               kUsage);
+  return 2;
+}
+
+std::string Cell(const BenchJson& value) {
+  if (value.is_null()) return "-";
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_integer()) return std::to_string(value.get<int64_t>());
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3f", value.get<double>());
+  return text;
+}
+
+// Single figures, then a column for each field of the rows.
+void PrintTable(const BenchJson& report) {
+  for (const auto& [field, value] : report.items()) {
+    if (!value.is_array()) std::printf("%s: %s\n", field.c_str(), Cell(value).c_str());
+  }
+  const BenchJson& rows = report.at("rows");
+  for (const auto& [field, value] : rows.at(0).items()) std::printf("%22s", field.c_str());
+  std::printf("\n");
+  for (const BenchJson& row : rows) {
+    for (const auto& [field, value] : row.items()) std::printf("%22s", Cell(value).c_str());
+    std::printf("\n");
+  }
+}
+
+int Run(int argc, char** argv) {
+  BenchOptions options;
+  bool json = false;
+  const Command* command = nullptr;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--help") {
+      std::fputs(kUsage, stdout);
+      return 0;
+    }
+    if (argument == "--json") {
+      json = true;
+    } else if (argument == "--quick") {
+      options.quick = true;
+    } else if (argument.starts_with("-")) {
+      return UsageError("unknown option", argument);
+    } else if (command != nullptr) {
+      return UsageError("one command is enough, got also", argument);
+    } else if (command = FindCommand(argument); command == nullptr) {
+      return UsageError("unknown command", argument);
+    }
+  }
+  if (command == nullptr) return UsageError("want a command, got", "none");
+  const absl::StatusOr<BenchJson> report = command->run(options);
+  if (!report.ok()) {
+    std::fprintf(stderr, "heavywater-bench: %s\n", report.status().ToString().c_str());
+    return 1;
+  }
+  if (json) {
+    std::printf("%s\n", report->dump().c_str());
+  } else {
+    PrintTable(*report);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace heavywater
+
+int main(int argc, char** argv) { return heavywater::Run(argc, argv); }

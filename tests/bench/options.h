@@ -1,0 +1,37 @@
+// What all subcommands of heavywater-bench share.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/backend/backend.h"
+
+namespace heavywater {
+
+struct BenchOptions {
+  // Short contexts and few rounds: shows that it works, not how fast.
+  bool quick = false;
+  // Odd. Fewer of long contexts: to flush them takes longer than to attend to them.
+  int rounds(int64_t context) const { return quick ? 3 : context > 8192 ? 7 : 15; }
+};
+
+// Fields in the order of the tables.
+using BenchJson = nlohmann::ordered_json;
+
+inline constexpr const char* kBenchTargets[] = {"avx2", "avx512"};
+
+// Null where the machine lacks the target. One thread.
+inline std::unique_ptr<Backend> BenchBackend(const char* target) {
+  auto backend = CreateCpuBackend({.num_threads = 1, .target = target});
+  return backend.ok() ? *std::move(backend) : nullptr;
+}
+
+// {"bandwidth_gb_s","fma_gflops","rows":[...]}; INTERNAL when a result is wrong.
+absl::StatusOr<BenchJson> RunAttentionBench(const BenchOptions& options);
+// {"rows":[...]}; likewise.
+absl::StatusOr<BenchJson> RunRecallBench(const BenchOptions& options);
+
+}  // namespace heavywater
