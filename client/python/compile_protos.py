@@ -13,15 +13,15 @@ HERE = Path(__file__).resolve().parent
 PROTO = HERE.parents[1] / "proto"
 
 
-def compile_protos() -> None:
-    """Writes *_pb2.py, *_pb2.pyi and *_pb2_grpc.py beside the package's sources."""
+def compile_protos(root: Path = HERE) -> None:
+    """Writes *_pb2.py, *_pb2.pyi and *_pb2_grpc.py into root/heavywater/v1."""
     files = sorted((PROTO / "heavywater" / "v1").glob("*.proto"))
-    out = HERE / "heavywater" / "v1"
+    out = root / "heavywater" / "v1"
     if not files:
         if (out / "__init__.py").exists():  # a source distribution carries them compiled
             return
         raise SystemExit(f"no protos in {PROTO / 'heavywater' / 'v1'}")
-    out.mkdir(exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     (out / "__init__.py").touch()
     well_known = resources.files("grpc_tools") / "_proto"
     code = protoc.main(
@@ -29,9 +29,9 @@ def compile_protos() -> None:
             "protoc",
             f"-I{PROTO}",
             f"-I{well_known}",
-            f"--python_out={HERE}",
-            f"--pyi_out={HERE}",
-            f"--grpc_python_out={HERE}",
+            f"--python_out={root}",
+            f"--pyi_out={root}",
+            f"--grpc_python_out={root}",
             *map(str, files),
         ]
     )

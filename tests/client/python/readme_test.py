@@ -83,3 +83,19 @@ def test_the_cpp_example_runs(local_servers) -> None:
     text, _, figures = done.stdout.strip().rpartition("\n")
     assert len(text) > 20
     assert re.fullmatch(r"\d+ bytes of KV on the device", figures)
+
+
+def test_building_the_python_package_compiles_the_protos_there_and_not_into_the_sources(tmp_path: Path) -> None:
+    sources = ROOT / "client/python/heavywater/v1"
+    before = {file: file.stat().st_mtime_ns for file in sources.glob("*_pb2*")}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)],
+        cwd=ROOT / "client/python",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "heavywater/v1/generation_pb2_grpc.py").exists()
+    assert (tmp_path / "heavywater/client.py").exists()
+    assert {file: file.stat().st_mtime_ns for file in sources.glob("*_pb2*")} == before
