@@ -6,9 +6,8 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from compile_protos import compile_protos
+sys.path.insert(0, str(Path(__file__).parent))
+from compile_protos import HERE, compile_protos
 
 
 class BuildWithProtos(build_py):
