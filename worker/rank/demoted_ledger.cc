@@ -5,23 +5,9 @@
 
 #include "cache_service/base/check.h"
 #include "worker/rank/decay.h"
+#include "worker/rank/restrided.h"
 
 namespace heavywater {
-namespace {
-
-// Rows of `from_stride` to rows of `to_stride`, the rest T().
-template <typename T>
-std::vector<T> Restrided(const std::vector<T>& from, int rows, int64_t from_stride,
-                         int64_t to_stride) {
-  std::vector<T> to(rows * to_stride);
-  for (int row = 0; row < rows; ++row) {
-    std::copy_n(from.begin() + row * from_stride, from_stride, to.begin() + row * to_stride);
-  }
-  return to;
-}
-
-}  // namespace
-
 void DemotedLedger::Grow(int64_t tokens) {
   if (tokens <= stride_) return;
   // Grown by a half at least, so that a long generation copies little.

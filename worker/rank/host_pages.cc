@@ -130,17 +130,10 @@ bool HostPages::has_copy(Position position) const {
   return readable() && page < static_cast<int64_t>(backed_.size()) && backed_[page];
 }
 
-std::vector<const std::byte*> HostPages::PageTable(int layer, int64_t num_pages) const {
-  std::vector<const std::byte*> table(heads_.count * num_pages, nullptr);
-  if (role_ != Role::kWriter) return table;
-  const int64_t decided = std::min<int64_t>(num_pages, static_cast<int64_t>(backed_.size()));
-  for (int head = 0; head < heads_.count; ++head) {
-    for (int64_t page = 0; page < decided; ++page) {
-      if (!backed_[page]) continue;
-      table[head * num_pages + page] = tier_->Page(sequence_, layer, heads_.first + head, page);
-    }
-  }
-  return table;
+const std::byte* HostPages::Page(int layer, int head, int64_t page) const {
+  const bool decided = role_ == Role::kWriter && page < static_cast<int64_t>(backed_.size());
+  if (!decided || !backed_[page]) return nullptr;
+  return tier_->Page(sequence_, layer, heads_.first + head, page);
 }
 
 int64_t HostPages::first_unbacked() const {

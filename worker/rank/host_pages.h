@@ -45,8 +45,8 @@ class HostPages {
   // lost the sequence.
   bool readable() const { return writes() && !is_lost(); }
   bool has_copy(Position position) const;
-  // Pages [0, num_pages) of a layer, [heads][num_pages]; null without a copy.
-  std::vector<const std::byte*> PageTable(int layer, int64_t num_pages) const;
+  // A page of one of this rank's heads, to be read; null without a copy.
+  const std::byte* Page(int layer, int head, int64_t page) const;
   // The first position without a host row: 0 when nothing is readable, the
   // largest number when all have one.
   int64_t first_unbacked() const;

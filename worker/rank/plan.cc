@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "cache_service/base/status.h"
-#include "worker/cache/device_bytes.h"
+#include "worker/cache/read_device.h"
 #include "worker/rank/decay.h"
 #include "worker/rank/promotion.h"
 #include "worker/rank/sequence_cache.h"
@@ -50,10 +50,8 @@ absl::Status Evict(RankCache& cache, SequenceCache& sequence) {
   HW_ASSIGN_OR_RETURN(const DeviceSpan<uint8_t> masks,
                       cache.workspace().Masks(layers * sets * used));
   HW_RETURN_IF_ERROR(SelectAll(cache, sequence, masks));
-  std::vector<uint8_t> kept(masks.size());
-  HW_RETURN_IF_ERROR(cache.backend().CopyToHost(std::as_writable_bytes(std::span(kept)),
-                                                DeviceBytes(masks), cache.stream()));
-  HW_RETURN_IF_ERROR(cache.backend().Synchronize(cache.stream()));
+  HW_ASSIGN_OR_RETURN(const std::vector<uint8_t> kept,
+                      ReadDevice(masks, cache.backend(), cache.stream()));
   std::span<const uint8_t> rest(kept);
   for (int layer = 0; layer < layers; ++layer) {
     for (int set = 0; set < sets; ++set) {

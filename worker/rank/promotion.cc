@@ -6,6 +6,7 @@
 
 #include "cache_service/base/status.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/cache/read_device.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
@@ -74,10 +75,8 @@ class LayerPlan {
                         .recent_tokens = budget.recent_tokens,
                         .tokens_seen = sequence_.tokens_seen()};
     HW_RETURN_IF_ERROR(backend.Select(params, cache_.stream()));
-    kept_.resize(count);
-    HW_RETURN_IF_ERROR(backend.CopyToHost(std::as_writable_bytes(std::span(kept_)),
-                                          DeviceBytes(mask), cache_.stream()));
-    return backend.Synchronize(cache_.stream());
+    HW_ASSIGN_OR_RETURN(kept_, ReadDevice(mask, backend, cache_.stream()));
+    return absl::OkStatus();
   }
 
   template <typename T>

@@ -10,6 +10,7 @@
 #include "cache_service/base/status.h"
 #include "worker/backend/pooling.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/cache/read_device.h"
 #include "worker/rank/agreement.h"
 #include "worker/rank/workspace.h"
 
@@ -132,12 +133,8 @@ DeviceSpan<int64_t> PromptLayer::reduce_buffer() const {
   return sums_.As<int64_t>(0, reduced ? region_.end() : region_.begin);
 }
 
-absl::StatusOr<std::vector<int64_t>> PromptLayer::ReadSums(int64_t count) const {
-  return ToHost(sums_.As<int64_t>(0, count));
-}
-
 absl::StatusOr<std::vector<int64_t>> PromptLayer::ReadAgreement() const {
-  return ReadSums(region_.begin);
+  return ToHost(sums_.As<int64_t>(0, region_.begin));
 }
 
 absl::Status PromptLayer::CheckReducedSums(int layer) const {
@@ -146,7 +143,7 @@ absl::Status PromptLayer::CheckReducedSums(int layer) const {
 
 absl::Status PromptLayer::CheckSums(int layer) const {
   if (!has_scores()) return absl::OkStatus();
-  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> sums, ReadSums(region_.end()));
+  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> sums, ToHost(sums_.As<int64_t>(0, region_.end())));
   return CheckMass(cache_.options().shape, sequence_.options().policy.scope, region_,
                    num_tokens_ - ScoreFrom(), layer, sums);
 }
@@ -197,10 +194,8 @@ absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept() {
                       .recent_tokens = budget.prompt_recent_tokens,
                       .tokens_seen = num_tokens_};
   HW_RETURN_IF_ERROR(cache_.backend().Select(params, cache_.stream()));
-  std::vector<uint8_t> mask(sets * num_tokens_);
-  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(std::as_writable_bytes(std::span(mask)),
-                                                 DeviceBytes(params.kept), cache_.stream()));
-  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
+  HW_ASSIGN_OR_RETURN(const std::vector<uint8_t> mask,
+                      ReadDevice(params.kept, cache_.backend(), cache_.stream()));
   auto next = kept.begin();
   for (int64_t i = 0; i < sets * num_tokens_; ++i) {
     if (mask[i] != 0) *next++ = static_cast<Position>(i % num_tokens_);
@@ -210,11 +205,7 @@ absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept() {
 }
 
 absl::StatusOr<std::vector<int64_t>> PromptLayer::ToHost(DeviceSpan<const int64_t> from) const {
-  std::vector<int64_t> to(from.size());
-  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(std::as_writable_bytes(std::span(to)),
-                                                 DeviceBytes(from), cache_.stream()));
-  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
-  return to;
+  return ReadDevice(from, cache_.backend(), cache_.stream());
 }
 
 // The pooled votes instead of the raw sums; the window's own columns have no votes

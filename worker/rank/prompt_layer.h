@@ -50,7 +50,6 @@ class PromptLayer {
   int64_t ScoreFrom() const;
   bool has_scores() const;
   absl::Status CheckSums(int layer) const;
-  absl::StatusOr<std::vector<int64_t>> ReadSums(int64_t count) const;
   absl::StatusOr<DeviceSpan<int64_t>> Ranking();
   absl::StatusOr<std::vector<Position>> ChooseKept();
   absl::StatusOr<DeviceSpan<const int64_t>> Seeds();

@@ -7,6 +7,7 @@
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/cache/read_device.h"
 #include "worker/rank/recall_memory.h"
 
 namespace heavywater {
@@ -160,12 +161,7 @@ absl::Status SequenceCache::ReleaseVictims(int layer, int set, std::span<const u
 }
 
 absl::StatusOr<std::vector<int64_t>> SequenceCache::ReadScores(int layer) const {
-  const LayerView view = View(layer);
-  std::vector<int64_t> scores(view.scores.size());
-  HW_RETURN_IF_ERROR(memory_.backend().CopyToHost(std::as_writable_bytes(std::span(scores)),
-                                                  DeviceBytes(view.scores), stream_));
-  HW_RETURN_IF_ERROR(memory_.backend().Synchronize(stream_));
-  return scores;
+  return ReadDevice(View(layer).scores, memory_.backend(), stream_);
 }
 
 absl::Status SequenceCache::Promote(int layer, int set, std::span<const Position> positions,

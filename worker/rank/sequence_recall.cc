@@ -9,6 +9,7 @@
 #include "cache_service/base/status.h"
 #include "worker/cache/device_bytes.h"
 #include "worker/rank/recall_memory.h"
+#include "worker/rank/restrided.h"
 
 namespace heavywater {
 namespace {
@@ -104,28 +105,19 @@ absl::Status SequenceRecall::AddPages(int64_t tokens) {
   const int64_t old_words = before * sketch_.page_tokens / kSketchBlock;
   for (int index = 0; index < rank_.shape.num_layers; ++index) {
     Layer& layer = layers_[index];
-    std::vector<uint16_t> demoted(num_sets_ * words_per_set());
-    for (int set = 0; set < num_sets_; ++set) {
-      std::copy_n(layer.demoted.begin() + set * old_words, old_words,
-                  demoted.begin() + set * words_per_set());
-    }
-    layer.demoted = std::move(demoted);
+    layer.demoted = Restrided(layer.demoted, num_sets_, old_words, words_per_set());
     layer.changed = true;
     layer.ledger.Grow(pages * sketch_.page_tokens);
-    layer.host_pages = WithNewPages(layer.host_pages, index, before, pages);
+    // Addresses are good until the sequence is closed: those that are known stay,
+    // also when the tier has lost the sequence meanwhile and gives out no more.
+    layer.host_pages = Restrided(layer.host_pages, heads, before, pages);
+    for (int head = 0; head < heads; ++head) {
+      for (int64_t page = before; page < pages; ++page) {
+        layer.host_pages[head * pages + page] = host_pages_.Page(index, head, page);
+      }
+    }
   }
   return absl::OkStatus();
-}
-
-// Addresses are good until the sequence is closed: those that are known stay, also
-// when the tier has lost the sequence meanwhile and gives out no more.
-std::vector<const std::byte*> SequenceRecall::WithNewPages(
-    const std::vector<const std::byte*>& known, int layer, int64_t before, int64_t pages) const {
-  std::vector<const std::byte*> table = host_pages_.PageTable(layer, pages);
-  for (int head = 0; head < rank_.shape.num_kv_heads; ++head) {
-    std::copy_n(known.begin() + head * before, before, table.begin() + head * pages);
-  }
-  return table;
 }
 
 absl::Status SequenceRecall::ChooseChannels(int layer, int64_t tokens) {

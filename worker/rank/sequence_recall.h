@@ -101,8 +101,6 @@ class SequenceRecall {
                  const Budget& budget, DeviceMemory& memory, Stream& stream,
                  const HostPages& pages);
   absl::Status AddPages(int64_t tokens);
-  std::vector<const std::byte*> WithNewPages(const std::vector<const std::byte*>& known, int layer,
-                                             int64_t before, int64_t pages) const;
   absl::Status EncodeLayer(int layer, int64_t first_page, int64_t tokens);
   absl::Status ChooseChannels(int layer, int64_t tokens);
   absl::Status Upload(int layer);

@@ -107,13 +107,8 @@ absl::StatusOr<PlanReport> SequenceCache::Report(bool with_sets) const {
   report.unbacked = host_pages_.Unbacked(tokens_seen_);
   if (!with_sets) return report;
 
-  std::vector<int64_t> scores;
   for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
-    const LayerView view = View(layer);
-    scores.resize(view.scores.size());
-    HW_RETURN_IF_ERROR(memory_.backend().CopyToHost(std::as_writable_bytes(std::span(scores)),
-                                                    DeviceBytes(view.scores), stream_));
-    HW_RETURN_IF_ERROR(memory_.backend().Synchronize(stream_));
+    HW_ASSIGN_OR_RETURN(const std::vector<int64_t> scores, ReadScores(layer));
     for (int set = 0; set < sets_.own_sets; ++set) {
       HW_ASSIGN_OR_RETURN(ResidentSet resident, ReadSet(layer, set, scores));
       report.sets.push_back(std::move(resident));

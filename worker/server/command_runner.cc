@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
+#include "worker/cache/read_device.h"
 #include "worker/rank/sequence_cache.h"
 #include "worker/server/group_sum.h"
 #include "worker/server/policy_proto.h"
@@ -257,15 +258,8 @@ void CommandRunner::Dump(SequenceId sequence, int64_t plan) {
 }
 
 absl::StatusOr<std::vector<float>> CommandRunner::CopyLogits(DeviceSpan<const float> logits) {
-  std::vector<float> copy;
-  if (!options_.copy_logits) return copy;
-  copy.resize(static_cast<size_t>(logits.size()));
-  const DeviceSpan<const std::byte> bytes(
-      reinterpret_cast<const std::byte*>(logits.device_address()), logits.size_bytes());
-  HW_RETURN_IF_ERROR(
-      cache_.backend().CopyToHost(std::as_writable_bytes(std::span(copy)), bytes, cache_.stream()));
-  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
-  return copy;
+  if (!options_.copy_logits) return std::vector<float>();
+  return ReadDevice(logits, cache_.backend(), cache_.stream());
 }
 
 }  // namespace heavywater

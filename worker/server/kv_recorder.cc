@@ -10,19 +10,10 @@
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "nlohmann/json.hpp"
+#include "worker/cache/read_device.h"
 
 namespace heavywater {
 namespace {
-
-absl::StatusOr<std::vector<float>> ToHost(DeviceSpan<const float> span, Backend& backend,
-                                          Stream& stream) {
-  std::vector<float> host(static_cast<size_t>(span.size()));
-  const DeviceSpan<const std::byte> bytes(reinterpret_cast<const std::byte*>(span.device_address()),
-                                          span.size_bytes());
-  HW_RETURN_IF_ERROR(backend.CopyToHost(std::as_writable_bytes(std::span(host)), bytes, stream));
-  HW_RETURN_IF_ERROR(backend.Synchronize(stream));
-  return host;
-}
 
 nlohmann::json SlotTables(const PlanReport& report, const KvShape& shape, int rank, int64_t plan) {
   nlohmann::json json = {{"sequence_id", report.sequence},
@@ -51,8 +42,8 @@ absl::Status KvRecorder::ComputeQkv(int layer, DeviceSpan<const float> hidden,
                                     std::span<const Position> positions, DeviceSpan<float> q,
                                     DeviceSpan<float> k, DeviceSpan<float> v, Stream& stream) {
   HW_RETURN_IF_ERROR(model_.ComputeQkv(layer, hidden, positions, q, k, v, stream));
-  HW_ASSIGN_OR_RETURN(const std::vector<float> keys, ToHost(k, backend_, stream));
-  HW_ASSIGN_OR_RETURN(const std::vector<float> values, ToHost(v, backend_, stream));
+  HW_ASSIGN_OR_RETURN(const std::vector<float> keys, ReadDevice(k, backend_, stream));
+  HW_ASSIGN_OR_RETURN(const std::vector<float> values, ReadDevice(v, backend_, stream));
   const size_t row = static_cast<size_t>(shape_.num_kv_heads) * shape_.head_dim;
   size_t first = 0;
   for (const Rows& rows : expected_) {

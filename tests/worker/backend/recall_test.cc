@@ -397,6 +397,24 @@ TEST_P(BackendTest, RecallWithNothingDemotedChangesNoBit) {
   EXPECT_EQ(actual.recall[0].missing, std::vector<float>(4, 0.0f));
 }
 
+// The outputs of one item, made by the caller from the case.
+std::vector<float> AttendAlone(Backend& backend, const AttendCase& attend, const AttendItem& item) {
+  const DeviceBuffer queries = Upload(backend, attend.queries);
+  const DeviceBuffer out = Upload(backend, std::vector<float>(attend.queries.size()));
+  const DeviceBuffer scratch = AttendScratch(backend, attend.shape, {&item, 1});
+  Stream stream;
+  EXPECT_TRUE(backend
+                  .Attend(attend.shape,
+                          {.items = {&item, 1},
+                           .queries = queries.As<float>(),
+                           .out = out.As<float>(),
+                           .scratch = scratch.As<std::byte>(),
+                           .scale = attend.scale},
+                          stream)
+                  .ok());
+  return Download<float>(backend, out);
+}
+
 TEST_P(BackendTest, WhatIsNotPickedIsNotRead) {
   std::mt19937 rng(4);
   const KvShape shape = Shape(4, 2, 64, KvDtype::kBFloat16);
@@ -406,25 +424,12 @@ TEST_P(BackendTest, WhatIsNotPickedIsNotRead) {
   const DeviceLayer layer(backend(), item.layer);
   DeviceRecall recall(backend(), shape, *item.recall, 1);
   recall.PoisonResidents(shape, 2);
-  const DeviceBuffer queries = Upload(backend(), attend.queries);
-  const DeviceBuffer out = Upload(backend(), std::vector<float>(attend.queries.size()));
   const AttendItem attended{.layer = layer.view(),
                             .first_token = 0,
                             .num_tokens = 1,
                             .first_position = item.first_position,
                             .recall = &recall.view()};
-  const DeviceBuffer scratch = AttendScratch(backend(), shape, {&attended, 1});
-  Stream stream;
-  ASSERT_TRUE(backend()
-                  .Attend(shape,
-                          {.items = {&attended, 1},
-                           .queries = queries.As<float>(),
-                           .out = out.As<float>(),
-                           .scratch = scratch.As<std::byte>(),
-                           .scale = attend.scale},
-                          stream)
-                  .ok());
-  ExpectSameBits(Download<float>(backend(), out), expected.out);
+  ExpectSameBits(AttendAlone(backend(), attend, attended), expected.out);
 }
 
 TEST_P(BackendTest, NothingThatIsNotAskedForIsWritten) {
@@ -439,26 +444,13 @@ TEST_P(BackendTest, NothingThatIsNotAskedForIsWritten) {
   view.gains = {};
   view.picks = {};
   view.missing = {};
-  const DeviceBuffer queries = Upload(backend(), attend.queries);
-  const DeviceBuffer out = Upload(backend(), std::vector<float>(attend.queries.size()));
   const AttendItem attended{.layer = layer.view(),
                             .first_token = 0,
                             .num_tokens = 2,
                             .first_position = item.first_position,
                             .accumulate_gains = false,
                             .recall = &view};
-  const DeviceBuffer scratch = AttendScratch(backend(), shape, {&attended, 1});
-  Stream stream;
-  ASSERT_TRUE(backend()
-                  .Attend(shape,
-                          {.items = {&attended, 1},
-                           .queries = queries.As<float>(),
-                           .out = out.As<float>(),
-                           .scratch = scratch.As<std::byte>(),
-                           .scale = attend.scale},
-                          stream)
-                  .ok());
-  ExpectSameBits(Download<float>(backend(), out), expected.out);
+  ExpectSameBits(AttendAlone(backend(), attend, attended), expected.out);
   EXPECT_EQ(layer.Read().gains, item.layer.gains);
   for (size_t i = 0; i < expected.recall[0].picks.size(); ++i) {
     EXPECT_EQ(view.num_picks[i], static_cast<int>(expected.recall[0].picks[i].size()));
