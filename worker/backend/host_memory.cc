@@ -7,25 +7,16 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/pooling.h"
 #include "worker/backend/sketch.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-
-void StoreRow(const float* from, int head_dim, KvDtype dtype, std::byte* to) {
-  if (dtype == KvDtype::kFloat32) {
-    std::memcpy(to, from, head_dim * sizeof(float));
-    return;
-  }
-  auto* out = reinterpret_cast<uint16_t*>(to);
-  for (int i = 0; i < head_dim; ++i) out[i] = FloatToBFloat16(from[i]);
-}
 
 // One KV head's row of one new token: into its slot, and the stored bytes on to
 // the host page.
@@ -35,10 +26,12 @@ void AppendRow(const KvShape& shape, const AppendParams& params, const AppendIte
   const int32_t slot = item.slots[SetOfKvHead(item.layer, kv_head) * item.num_tokens + token];
   HW_CHECK(slot >= 0 && slot < item.layer.capacity);
   const KvHeadRows rows = RowsOfKvHead(shape, item.layer, kv_head);
-  StoreRow(params.keys.device_address() + row * shape.head_dim, shape.head_dim, shape.dtype,
-           rows.Key(slot));
-  StoreRow(params.values.device_address() + row * shape.head_dim, shape.head_dim, shape.dtype,
-           rows.Value(slot));
+  const auto vector = [&](DeviceSpan<const float> all) {
+    return std::span(all.device_address() + row * shape.head_dim,
+                     static_cast<size_t>(shape.head_dim));
+  };
+  StoreKvRow(shape.dtype, vector(params.keys), rows.Key(slot));
+  StoreKvRow(shape.dtype, vector(params.values), rows.Value(slot));
   item.layer.gains.device_address()[kv_head * item.layer.capacity + slot] = 0;
   if (params.host_rows.empty()) return;
   std::byte* host = params.host_rows[row].row;
