@@ -3,11 +3,11 @@
 set(HEAVYWATER_CUDA_SOURCES
   attention.cc context.cc copies.cc cuda_backend.cc cuda_check.cc faults.cc host_results.cc
   ledger.cc select.cc sketches.cc slots.cc staging_ring.cc write_through.cc)
-set(HEAVYWATER_CUDA_KERNELS)
+set(HEAVYWATER_CUDA_KERNELS append.cu gather.cu ledger.cu select.cu victims.cu)
 set(HEAVYWATER_CUDA_HEADERS
-  attend_wave.h attention.h context.h copies.h cuda_backend.h cuda_check.h device_code.h fault.h
-  faults.h host_results.h launch.h ledger.h select.h sketches.h slots.h staging_ring.h
-  write_through.h)
+  attend_wave.h attention.h block_sum.h context.h copies.h cuda_backend.h cuda_check.h
+  device_code.h fault.h faults.h host_results.h launch.h ledger.h ledger_kernels.h records.h
+  select.h select_kernels.h sketches.h slot_kernels.h slots.h staging_ring.h write_through.h)
 foreach(list HEAVYWATER_CUDA_SOURCES HEAVYWATER_CUDA_KERNELS HEAVYWATER_CUDA_HEADERS)
   list(TRANSFORM ${list} PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 endforeach()
