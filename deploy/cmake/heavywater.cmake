@@ -60,6 +60,8 @@ if(NOT HEAVYWATER_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA_COMPILER_LAUNCHER ${HEAVYWATER_CCACHE})
     endif()
     enable_language(CUDA)
+    # Else dependencies in /usr/include would put it before the compiler's own.
+    list(APPEND CMAKE_CUDA_IMPLICIT_INCLUDE_DIRECTORIES ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
     # CMake 3.25 does not know that nvcc has it.
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
