@@ -7,21 +7,12 @@
 
 namespace heavywater::cuda {
 
-#if defined(__CUDA_ARCH__)
 __device__ __forceinline__ float Times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float Plus(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ float Over(float a, float b) { return __fdiv_rn(a, b); }
 __device__ __forceinline__ double Times(double a, double b) { return __dmul_rn(a, b); }
 __device__ __forceinline__ double Plus(double a, double b) { return __dadd_rn(a, b); }
 __device__ __forceinline__ double Over(double a, double b) { return __ddiv_rn(a, b); }
-#else
-__device__ inline float Times(float a, float b) { return a * b; }
-__device__ inline float Plus(float a, float b) { return a + b; }
-__device__ inline float Over(float a, float b) { return a / b; }
-__device__ inline double Times(double a, double b) { return a * b; }
-__device__ inline double Plus(double a, double b) { return a + b; }
-__device__ inline double Over(double a, double b) { return a / b; }
-#endif
 
 // Largest finite half: what lies beyond is stored as this (float16.h).
 inline constexpr float kLargestHalf = 65504;
