@@ -143,10 +143,11 @@ cudaError_t LaunchAddMoments(const MomentsWorks& works, int num_works, int num_k
                              const MomentsState& state, cudaStream_t stream) {
   const StagedRows staged = StagedRowsOf(works.geometry);
   const dim3 block(ThreadsOf(works.geometry.head_dim));
-  const auto moments = works.geometry.element_bytes == 4 ? PageMomentsKernel<float>
-                                                         : PageMomentsKernel<uint16_t>;
-  const cudaError_t error = Launch(moments, dim3(num_works), block, staged.bytes, stream, works,
-                                   staged.rows, state.of_pages);
+  const cudaError_t error =
+      WithKvElement(works.geometry.dtype, [&]<typename T>(std::type_identity<T>) {
+        return Launch(PageMomentsKernel<T>, dim3(num_works), block, staged.bytes, stream, works,
+                      staged.rows, state.of_pages);
+      });
   if (error != cudaSuccess) return error;
   return Launch(AddMomentsKernel, dim3(num_kv_heads), block, 0, stream, works, num_works,
                 first ? 1 : 0, state);

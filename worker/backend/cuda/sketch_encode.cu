@@ -111,10 +111,9 @@ cudaError_t LaunchEncode(const EncodeWorks& works, int num_works, cudaStream_t s
   const StagedRows staged = StagedRowsOf(works.geometry);
   const size_t shared = (works.geometry.channels * 12 + 15 & ~15) + staged.bytes;
   const dim3 grid(num_works);
-  return works.geometry.element_bytes == 4
-             ? Launch(EncodeKernel<float>, grid, dim3(kThreads), shared, stream, works, staged.rows)
-             : Launch(EncodeKernel<uint16_t>, grid, dim3(kThreads), shared, stream, works,
-                      staged.rows);
+  return WithKvElement(works.geometry.dtype, [&]<typename T>(std::type_identity<T>) {
+    return Launch(EncodeKernel<T>, grid, dim3(kThreads), shared, stream, works, staged.rows);
+  });
 }
 
 }  // namespace heavywater::cuda

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "worker/backend/cuda/device_code.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater::cuda {
 
@@ -28,7 +29,28 @@ __device__ __forceinline__ uint16_t FloatToHalfSaturated(float value) {
 __device__ __forceinline__ float Least(float a, float b) { return b < a ? b : a; }
 __device__ __forceinline__ float Largest(float a, float b) { return a < b ? b : a; }
 
-__device__ __forceinline__ float ToFloat(float value) { return value; }
-__device__ __forceinline__ float ToFloat(uint16_t bits) { return BFloat16ToFloat(bits); }
+// Element types as they are loaded, and what they mean.
+template <typename T>
+struct RawElement {
+  using Type = uint16_t;
+};
+template <>
+struct RawElement<float> {
+  using Type = float;
+};
+template <typename T>
+__device__ __forceinline__ float RawToFloat(typename RawElement<T>::Type raw);
+template <>
+__device__ __forceinline__ float RawToFloat<float>(float raw) {
+  return raw;
+}
+template <>
+__device__ __forceinline__ float RawToFloat<BFloat16>(uint16_t raw) {
+  return BFloat16ToFloat(raw);
+}
+template <>
+__device__ __forceinline__ float RawToFloat<Float16>(uint16_t raw) {
+  return HalfToFloat(raw);
+}
 
 }  // namespace heavywater::cuda

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "worker/cache/kv_layout.h"
+
 namespace heavywater::cuda {
 
 // What the kernels need to know of a layer's pages.
@@ -13,7 +15,7 @@ struct SketchGeometry {
   int32_t head_dim;
   int32_t channels;
   int32_t page_tokens;
-  int32_t element_bytes;  // of the host's rows: 2 (bf16) or 4 (fp32)
+  KvDtype dtype;          // of the host's rows
   int32_t minima_offset;  // within a page's sketch, as are the next two
   int32_t steps_offset;
   int32_t means_offset;

@@ -17,7 +17,7 @@ struct StagedRows {
   int32_t bytes;
 };
 inline StagedRows StagedRowsOf(const SketchGeometry& geometry) {
-  const int key_bytes = geometry.head_dim * geometry.element_bytes;
+  const int key_bytes = geometry.head_dim * ElementBytes(geometry.dtype);
   const int fit = kStagedBytes / key_bytes;
   const int rows = geometry.page_tokens < fit ? geometry.page_tokens : fit;
   return {rows, rows * key_bytes};
@@ -25,16 +25,18 @@ inline StagedRows StagedRowsOf(const SketchGeometry& geometry) {
 
 template <typename T>
 struct PageKeys {
-  const T* staged;
+  using Raw = typename RawElement<T>::Type;
+
+  const Raw* staged;
   const unsigned char* rows;
   int32_t num_staged;
   int32_t head_dim;
 
   // Of a row below the page's count.
   __device__ __forceinline__ float Key(int row, int channel) const {
-    if (row < num_staged) return ToFloat(staged[row * head_dim + channel]);
-    const T* key = reinterpret_cast<const T*>(rows) + int64_t{2} * row * head_dim;
-    return ToFloat(LoadHost(key + channel));
+    if (row < num_staged) return RawToFloat<T>(staged[row * head_dim + channel]);
+    const Raw* key = reinterpret_cast<const Raw*>(rows) + int64_t{2} * row * head_dim;
+    return RawToFloat<T>(LoadHost(key + channel));
   }
 };
 
@@ -52,7 +54,7 @@ __device__ __forceinline__ PageKeys<T> StageKeys(const unsigned char* rows, int 
     to[i] = LoadHost(key + i % pieces);
   }
   __syncthreads();
-  return {reinterpret_cast<const T*>(shared), rows, staged, head_dim};
+  return {reinterpret_cast<const typename RawElement<T>::Type*>(shared), rows, staged, head_dim};
 }
 
 }  // namespace heavywater::cuda
