@@ -123,8 +123,15 @@ cudaError_t LaunchAttendSplits(KvDtype dtype, const WaveShape& shape, const Wave
                                const WaveScratch& scratch, cudaStream_t stream) {
   const int group_size = shape.num_query_heads / shape.num_kv_heads;
   return WithAttendBlock(shape.head_dim, group_size, [&](auto block) {
-    return dtype == KvDtype::kFloat32 ? Start<float>(block, shape, tokens, scratch, stream)
-                                      : Start<uint16_t>(block, shape, tokens, scratch, stream);
+    switch (dtype) {
+      case KvDtype::kFloat32:
+        return Start<float>(block, shape, tokens, scratch, stream);
+      case KvDtype::kFloat16:
+        return Start<Float16>(block, shape, tokens, scratch, stream);
+      case KvDtype::kBFloat16:
+        break;
+    }
+    return Start<BFloat16>(block, shape, tokens, scratch, stream);
   });
 }
 

@@ -1,8 +1,9 @@
 // Eight consecutive channels of a K or V row: what one lane loads at a time, 16
-// bytes of bf16 or 32 of fp32.
+// bytes of bf16 or fp16, or 32 of fp32.
 #pragma once
 
 #include "worker/backend/cuda/device_code.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater::cuda {
 
@@ -10,9 +11,7 @@ inline constexpr int kLaneChannels = 8;
 
 // As stored, so that loads in flight cost few registers.
 template <typename T>
-struct KvPack;
-template <>
-struct KvPack<uint16_t> {
+struct KvPack {
   uint4 words;
 };
 template <>
@@ -22,8 +21,9 @@ struct KvPack<float> {
 };
 
 // `row` is 16-byte aligned. Of an address that must not be read: zeros.
-__device__ __forceinline__ KvPack<uint16_t> LoadPack(const uint16_t* row, bool present) {
-  KvPack<uint16_t> pack = {make_uint4(0, 0, 0, 0)};
+template <typename T>
+__device__ __forceinline__ KvPack<T> LoadPack(const T* row, bool present) {
+  KvPack<T> pack = {make_uint4(0, 0, 0, 0)};
   if (present) pack.words = LoadOnce(reinterpret_cast<const uint4*>(row));
   return pack;
 }
@@ -36,16 +36,25 @@ __device__ __forceinline__ KvPack<float> LoadPack(const float* row, bool present
   return pack;
 }
 
-__device__ __forceinline__ void Unpack(unsigned word, float& lower, float& upper) {
-  lower = __uint_as_float(word << 16);
-  upper = __uint_as_float(word & 0xffff0000u);
+template <typename T>
+__device__ __forceinline__ float HalfOfWord(unsigned half);
+template <>
+__device__ __forceinline__ float HalfOfWord<BFloat16>(unsigned half) {
+  return BFloat16ToFloat(static_cast<uint16_t>(half));
 }
-__device__ __forceinline__ void Unpack(const KvPack<uint16_t>& pack,
-                                       float (&values)[kLaneChannels]) {
-  Unpack(pack.words.x, values[0], values[1]);
-  Unpack(pack.words.y, values[2], values[3]);
-  Unpack(pack.words.z, values[4], values[5]);
-  Unpack(pack.words.w, values[6], values[7]);
+template <>
+__device__ __forceinline__ float HalfOfWord<Float16>(unsigned half) {
+  return HalfToFloat(static_cast<uint16_t>(half));
+}
+
+template <typename T>
+__device__ __forceinline__ void Unpack(const KvPack<T>& pack, float (&values)[kLaneChannels]) {
+  const unsigned words[4] = {pack.words.x, pack.words.y, pack.words.z, pack.words.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = HalfOfWord<T>(words[i] & 0xffffu);
+    values[2 * i + 1] = HalfOfWord<T>(words[i] >> 16);
+  }
 }
 __device__ __forceinline__ void Unpack(const KvPack<float>& pack, float (&values)[kLaneChannels]) {
   values[0] = pack.lower.x;

@@ -92,7 +92,7 @@ struct RowState {
 };
 
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::kThreads) PromptAttend(PromptPass pass) {
+__global__ void __launch_bounds__(Tile::kThreads, 1) PromptAttend(PromptPass pass) {
   Tile tile(SharedMemory());
   // The last rows see most: they begin first.
   const int first_row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Tile::kTileRows;

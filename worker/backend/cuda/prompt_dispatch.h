@@ -11,18 +11,22 @@ struct TileType {
   using type = Tile;
 };
 
+template <typename Element, typename Body>
+cudaError_t WithMmaTile(int head_dim, const Body& body) {
+  if (head_dim <= 64) return body(TileType<MmaTile<Element, 64>>());
+  if (head_dim <= 96) return body(TileType<MmaTile<Element, 96>>());
+  if (head_dim <= 128) return body(TileType<MmaTile<Element, 128>>());
+  return body(TileType<MmaTile<Element, 256>>());
+}
+
 // Calls `body` with TileType<the tile>.
 template <typename Body>
 cudaError_t WithPromptTile(KvDtype dtype, int head_dim, const Body& body) {
-  if (dtype == KvDtype::kFloat32) {
-    if (head_dim <= 64) return body(TileType<FmaTile<64>>());
-    if (head_dim <= 128) return body(TileType<FmaTile<128>>());
-    return body(TileType<FmaTile<256>>());
-  }
-  if (head_dim <= 64) return body(TileType<MmaTile<64>>());
-  if (head_dim <= 96) return body(TileType<MmaTile<96>>());
-  if (head_dim <= 128) return body(TileType<MmaTile<128>>());
-  return body(TileType<MmaTile<256>>());
+  if (dtype == KvDtype::kBFloat16) return WithMmaTile<BFloat16>(head_dim, body);
+  if (dtype == KvDtype::kFloat16) return WithMmaTile<Float16>(head_dim, body);
+  if (head_dim <= 64) return body(TileType<FmaTile<64>>());
+  if (head_dim <= 128) return body(TileType<FmaTile<128>>());
+  return body(TileType<FmaTile<256>>());
 }
 
 // What both sweeps over a tile need to know.

@@ -56,7 +56,7 @@ struct KeyGains {
 };
 
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::kThreads) PromptGains(PromptPass pass) {
+__global__ void __launch_bounds__(Tile::kThreads, 1) PromptGains(PromptPass pass) {
   Tile tile(SharedMemory());
   const int first_key = static_cast<int>(blockIdx.x) * Tile::kTileKeys;
   const int kv_head = static_cast<int>(blockIdx.y);

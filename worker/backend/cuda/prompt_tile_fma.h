@@ -81,7 +81,7 @@ class FmaTile {
 #pragma unroll
       for (int j = 0; j < kKeys; ++j) logits[i][j] = 0;
     }
-#pragma unroll 2
+#pragma unroll 1
     for (int channel = 0; channel < head_dim; channel += 4) {
       float4 keys[kKeys];
 #pragma unroll

@@ -1,13 +1,16 @@
-// A tile of a bf16 prompt: 64 rows by 64 keys (32 at head sizes above 128), on the
-// tensor cores. Each of 4 warps has 16 rows.
+// A tile of a prompt in bf16 or fp16 on the tensor cores: 64 rows by up to 64 keys.
+// Each of 4 warps has 16 rows.
 //
-// K and V are bf16 and enter exactly. Queries enter as three bf16 terms: what is left
-// of a query, 2^-27 of it, is below what fp32 itself rounds off. Weights enter as two:
-// at most 2^-18 of each is left, so an output is off by at most 2^-18 times the mean
-// of |V| under the row's probabilities, 4e-6; sums of weights, and so the gains, use
-// them whole. Sums over channels keep the products of the largest terms apart from
-// those of the smaller ones, which then lose nothing to the truncation of large sums.
+// Everything enters as bf16: bf16 K and V as they are, fp16 ones exactly, as the sum
+// of two terms. Queries enter as three terms: what is left of a query, 2^-27 of it, is
+// below what fp32 itself rounds off. Weights enter as two: at most 2^-18 of each is
+// left, so an output is off by at most 2^-18 times the mean of |V| under the row's
+// probabilities, 4e-6; sums of weights, and so the gains, use them whole. Sums over
+// channels keep the products of the largest terms apart from those of the smaller
+// ones, which then lose nothing to the truncation of large sums.
 #pragma once
+
+#include <type_traits>
 
 #include "worker/backend/cuda/kv_row.h"
 #include "worker/backend/cuda/mma.h"
@@ -15,13 +18,14 @@
 
 namespace heavywater::cuda {
 
-template <int kDim>
+template <typename Element, int kDim>
 class MmaTile {
  public:
-  using Stored = uint16_t;
+  using Stored = Element;
   static constexpr int kThreads = 128;
   static constexpr int kTileRows = 64;
-  static constexpr int kTileKeys = kDim <= 128 ? 64 : 32;
+  static constexpr int kKvTerms = std::is_same_v<Element, Float16> ? 2 : 1;
+  static constexpr int kTileKeys = (kDim <= 128 ? 64 : 32) / kKvTerms;  // fits shared memory
   static constexpr int kRowLanes = 4;  // neighbouring lanes that share their rows
   static constexpr int kRows = 2;      // of a thread
   static constexpr int kKeys = kTileKeys / kRowLanes;
@@ -32,12 +36,12 @@ class MmaTile {
   // Padded: the 8 rows and 4 words of a fragment lie in 32 different banks.
   static constexpr int kStride = kDim + 8;
   static constexpr size_t kSharedBytes =
-      (kTerms * kTileRows + 2 * kTileKeys) * kStride * sizeof(uint16_t);
+      (kTerms * kTileRows + 2 * kKvTerms * kTileKeys) * kStride * sizeof(uint16_t);
 
   __device__ explicit MmaTile(unsigned char* shared)
       : queries_(reinterpret_cast<uint16_t*>(shared)),
         keys_(queries_ + kTerms * kTileRows * kStride),
-        values_(keys_ + kTileKeys * kStride) {}
+        values_(keys_ + kKvTerms * kTileKeys * kStride) {}
 
   __device__ __forceinline__ static int Row(int i) {
     return static_cast<int>(threadIdx.x) / kWarp * 16 + FragmentRow() + 8 * i;
@@ -69,10 +73,10 @@ class MmaTile {
       }
     }
   }
-  __device__ void StageKeys(const uint16_t* from, int count, int head_dim) {
+  __device__ void StageKeys(const Element* from, int count, int head_dim) {
     StageRows(from, count, head_dim, keys_);
   }
-  __device__ void StageValues(const uint16_t* from, int count, int head_dim) {
+  __device__ void StageValues(const Element* from, int count, int head_dim) {
     StageRows(from, count, head_dim, values_);
   }
 
@@ -86,13 +90,17 @@ class MmaTile {
       for (int term = 0; term < kTerms; ++term) LoadQueries(term, channel, a[term]);
 #pragma unroll
       for (int n = 0; n < kTileKeys / 8; ++n) {
-        const uint16_t* key =
-            keys_ + (n * 8 + FragmentRow()) * kStride + channel + FragmentColumn();
-        const unsigned b0 = Word(key);
-        const unsigned b1 = Word(key + 8);
 #pragma unroll
-        for (int term = kTerms - 1; term > 0; --term) MultiplyAdd(a[term], b0, b1, small[n]);
-        MultiplyAdd(a[0], b0, b1, large[n]);
+        for (int of_key = kKvTerms - 1; of_key >= 0; --of_key) {
+          const uint16_t* key = keys_ + (of_key * kTileKeys + n * 8 + FragmentRow()) * kStride +
+                                channel + FragmentColumn();
+          const unsigned b0 = Word(key);
+          const unsigned b1 = Word(key + 8);
+#pragma unroll
+          for (int term = kTerms - 1 - of_key; term >= 0; --term) {
+            MultiplyAdd(a[term], b0, b1, term + of_key == 0 ? large[n] : small[n]);
+          }
+        }
       }
     }
 #pragma unroll
@@ -121,7 +129,10 @@ class MmaTile {
 #pragma unroll
       for (int channel = 0; channel < kDim; channel += 16) {
         if (channel >= head_dim) break;
-        AddValuesOf16(large, small, key, channel, outs);
+#pragma unroll
+        for (int term = kKvTerms - 1; term >= 0; --term) {
+          AddValuesOf16(large, small, term * kTileKeys + key, channel, outs);
+        }
       }
     }
   }
@@ -137,17 +148,37 @@ class MmaTile {
     return *reinterpret_cast<const unsigned*>(from);
   }
 
-  __device__ static void StageRows(const uint16_t* from, int count, int head_dim, uint16_t* to) {
+  __device__ static void StageRows(const Element* from, int count, int head_dim, uint16_t* to) {
     constexpr int kPacks = kDim / kLaneChannels;
 #pragma unroll 4
     for (int i = static_cast<int>(threadIdx.x); i < kTileKeys * kPacks; i += kThreads) {
       const int row = i / kPacks;
       const int channel = i % kPacks * kLaneChannels;
-      uint4 words = make_uint4(0, 0, 0, 0);
+      KvPack<Element> pack = {make_uint4(0, 0, 0, 0)};
       if (row < count && channel < head_dim) {
-        words = Load(reinterpret_cast<const uint4*>(from + row * head_dim + channel));
+        pack.words = Load(reinterpret_cast<const uint4*>(from + row * head_dim + channel));
       }
-      *reinterpret_cast<uint4*>(to + row * kStride + channel) = words;
+      uint16_t* at = to + row * kStride + channel;
+      if constexpr (kKvTerms == 1) {
+        *reinterpret_cast<uint4*>(at) = pack.words;
+      } else {
+        StoreTerms(pack, at);
+      }
+    }
+  }
+  // Exact: 11 bits of fp16 are 8 and 3 of bf16.
+  __device__ __forceinline__ static void StoreTerms(const KvPack<Element>& pack, uint16_t* to) {
+    float values[kLaneChannels];
+    Unpack(pack, values);
+#pragma unroll
+    for (int c = 0; c < kLaneChannels; c += 2) {
+      const auto lower = SplitToBFloat16<2>(values[c]);
+      const auto upper = SplitToBFloat16<2>(values[c + 1]);
+#pragma unroll
+      for (int term = 0; term < 2; ++term) {
+        *reinterpret_cast<unsigned*>(to + term * kTileKeys * kStride + c) =
+            PackHalves(lower.bits[term], upper.bits[term]);
+      }
     }
   }
 
@@ -161,7 +192,7 @@ class MmaTile {
     a[3] = Word(from + 8 * kStride + 8);
   }
 
-  // 16 keys by 16 channels. A word holds two neighbouring channels of a key, an
+  // 16 keys by 16 channels, from row `key` of the values' terms. A word holds two neighbouring channels of a key, an
   // operand two keys of a channel: one fragment gets the even, one the odd channels.
   __device__ __forceinline__ void AddValuesOf16(const unsigned (&large)[4],
                                                 const unsigned (&small)[4], int key, int channel,
@@ -187,8 +218,8 @@ class MmaTile {
   }
 
   uint16_t* queries_;  // [kTerms][kTileRows][kStride]
-  uint16_t* keys_;     // [kTileKeys][kStride]
-  uint16_t* values_;   // [kTileKeys][kStride]
+  uint16_t* keys_;     // [kKvTerms][kTileKeys][kStride]
+  uint16_t* values_;   // likewise
 };
 
 }  // namespace heavywater::cuda

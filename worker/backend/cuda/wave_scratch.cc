@@ -35,17 +35,16 @@ WaveScratch Cut(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens
   scratch.sums = cutter.Take<SplitSum>(rows * (needs.splits + 1));
   scratch.outs = cutter.Take<float>(rows * (needs.splits + 1) * shape.head_dim);
   scratch.totals = cutter.Take<SplitSum>(rows);
-  if (needs.max_picks > 0) {
-    scratch.pick_weights = cutter.Take<float>(rows * needs.max_picks);
-    scratch.picks = cutter.Take<int32_t>(heads * needs.max_picks);
+  if (needs.recall.any()) {
+    scratch.pick_weights = cutter.Take<float>(rows * needs.max_picks());
+    scratch.picks = cutter.Take<int32_t>(heads * needs.max_picks());
     scratch.num_picks = cutter.Take<int32_t>(heads);
   }
   scratch.splits = static_cast<int32_t>(needs.splits);
-  scratch.max_picks = static_cast<int32_t>(needs.max_picks);
+  scratch.max_picks = static_cast<int32_t>(needs.max_picks());
   return scratch;
 }
 
-// An upper bound: whatever the number of tokens, rounding adds no more.
 int64_t BytesOfTokens(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens) {
   Cutter cutter(nullptr);
   Cut(shape, needs, num_tokens, cutter);
@@ -55,8 +54,7 @@ int64_t BytesOfTokens(const KvShape& shape, const WaveNeeds& needs, int64_t num_
 }  // namespace
 
 WaveNeeds NeedsOf(int64_t capacity, const RecallLimits& recall) {
-  return {.splits = (capacity + kSplitSlots - 1) / kSplitSlots,
-          .max_picks = std::max(recall.max_picks, recall.all_positions)};
+  return {.splits = (capacity + kSplitSlots - 1) / kSplitSlots, .recall = recall};
 }
 
 int64_t WaveScratchBytes(const KvShape& shape, const WaveNeeds& needs) {
@@ -65,19 +63,15 @@ int64_t WaveScratchBytes(const KvShape& shape, const WaveNeeds& needs) {
 }
 
 int64_t WaveTokens(const KvShape& shape, const WaveNeeds& needs, int64_t bytes) {
-  const int64_t of_one = BytesOfTokens(shape, needs, 1);
-  // Rounded up once, not once per token: at least as many as this fit.
-  int64_t tokens = std::clamp<int64_t>(bytes / of_one, 1, kMaxWaveTokens);
+  int64_t tokens = 0;
   while (tokens < kMaxWaveTokens && BytesOfTokens(shape, needs, tokens + 1) <= bytes) ++tokens;
   return tokens;
 }
 
-CutWave CutWaveScratch(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens,
-                       std::byte* memory) {
+WaveScratch CutWaveScratch(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens,
+                           std::byte* memory) {
   Cutter cutter(memory);
-  CutWave cut = {.scratch = Cut(shape, needs, num_tokens, cutter)};
-  cut.end = memory + cutter.bytes();
-  return cut;
+  return Cut(shape, needs, num_tokens, cutter);
 }
 
 }  // namespace heavywater::cuda
