@@ -38,13 +38,13 @@ __host__ __device__ inline PickShared CutPickShared(unsigned char* memory, int64
 struct PartKeys {
   const uint64_t* candidates;  // [parts][stride]
   const int32_t* starts;
-  int32_t stride;
+  int64_t stride;
   int32_t parts;
 
   __device__ __forceinline__ uint64_t operator()(int i) const {
     int part = 0;
     while (part + 1 < parts && starts[part + 1] <= i) ++part;
-    return Load(candidates + int64_t{part} * stride + (i - starts[part]));
+    return Load(candidates + part * stride + (i - starts[part]));
   }
 };
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ int PickBest(const RecallWave& wave, int64_t list,
   if (thread < kWarp) {
     static_assert(kMaxScanParts == kWarp);
     int through =
-        thread < item.parts ? Load(wave.num_candidates + list * kMaxScanParts + thread) : 0;
+        thread < item.parts ? Load(wave.scratch.num_candidates + list * kMaxScanParts + thread) : 0;
     for (int offset = 1; offset < kWarp; offset *= 2) {
       const int before = __shfl_up_sync(kAllLanes, through, offset);
       if (thread >= offset) through += before;
@@ -88,8 +88,9 @@ __device__ __forceinline__ int PickBest(const RecallWave& wave, int64_t list,
   }
   __syncthreads();
   const int count = shared.starts[item.parts];
-  const PartKeys keys = {wave.candidates + list * kMaxScanParts * wave.candidates_stride,
-                         shared.starts, wave.candidates_stride, item.parts};
+  const int64_t stride = wave.scratch.stride;
+  const PartKeys keys = {wave.scratch.candidates + list * kMaxScanParts * stride, shared.starts,
+                         stride, item.parts};
   if (count > kSharedKeys) return TakeBest(keys, count, item.max_picks, shared);
   for (int i = thread; i < count; i += kThreads) shared.keys[i] = keys(i);
   __syncthreads();

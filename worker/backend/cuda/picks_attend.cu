@@ -87,11 +87,9 @@ __device__ __forceinline__ void ReadRows(const PicksWork& work, const RecallItem
   }
 }
 
-__device__ __forceinline__ KvPack<uint16_t> SharedPack(const uint16_t* row) {
-  return {*reinterpret_cast<const uint4*>(row)};
-}
-__device__ __forceinline__ KvPack<float> SharedPack(const float* row) {
-  return {reinterpret_cast<const float4*>(row)[0], reinterpret_cast<const float4*>(row)[1]};
+template <typename T>
+__device__ __forceinline__ KvPack<T> SharedPack(const T* row) {
+  return *reinterpret_cast<const KvPack<T>*>(row);
 }
 
 template <typename T>
@@ -143,11 +141,10 @@ __device__ __forceinline__ void Weigh(const PicksWork& work, int first_head, int
   shared.maxima[first_head + head] = maximum;
 }
 
-__device__ __forceinline__ float2 SharedPair(const uint16_t* row) {
+template <typename T>
+__device__ __forceinline__ float2 SharedPair(const T* row) {
   const unsigned both = *reinterpret_cast<const unsigned*>(row);
-  float2 pair;
-  Unpack(both, pair.x, pair.y);
-  return pair;
+  return {HalfOfWord<T>(both & 0xffffu), HalfOfWord<T>(both >> 16)};
 }
 __device__ __forceinline__ float2 SharedPair(const float* row) {
   return *reinterpret_cast<const float2*>(row);
@@ -274,10 +271,10 @@ cudaError_t LaunchAttendPicks(KvDtype dtype, const WaveShape& shape, const WaveT
                                         shape.head_dim, tile_rows, row_bytes)
                              .bytes;
   const dim3 grid(shape.num_kv_heads, shape.num_tokens);
-  const auto kernel =
-      dtype == KvDtype::kFloat32 ? AttendPicksKernel<float> : AttendPicksKernel<uint16_t>;
-  return Launch(kernel, grid, dim3(kThreads), shared, stream, shape, tokens, scratch, wave,
-                tile_rows);
+  return WithKvElement(dtype, [&]<typename T>(std::type_identity<T>) {
+    return Launch(AttendPicksKernel<T>, grid, dim3(kThreads), shared, stream, shape, tokens,
+                  scratch, wave, tile_rows);
+  });
 }
 
 }  // namespace heavywater::cuda

@@ -15,6 +15,7 @@ struct ReportWork {
   const WaveShape& shape;
   const WaveScratch& scratch;
   const RecallWave& wave;
+  const RecallReport& report;
   int32_t group_size;
   int64_t list;       // of the token and KV head
   int64_t first_row;  // of its query rows
@@ -36,17 +37,19 @@ __device__ __forceinline__ void ReportPicks(const ReportWork& work, int count, d
                            Load(scratch.totals + row));
   }
   __syncthreads();
-  const RecallReport& report = work.wave.report;
+  const RecallReport& report = work.report;
   const int32_t* picks = scratch.picks + work.list * scratch.max_picks;
-  for (int i = thread; i < count; i += kThreads) {
+  const int64_t end = min(static_cast<int64_t>(count), report.first + report.count);
+  for (int64_t i = report.first + thread; i < end; i += kThreads) {
     int64_t gain = 0;
     for (int head = 0; head < work.group_size; ++head) {
       const float weight =
           Load(scratch.pick_weights + (work.first_row + head) * scratch.max_picks + i);
       gain += ToFixedPoint(static_cast<double>(weight) * factors[head]);
     }
-    StoreHost(report.picks + work.list * report.stride + i, Load(picks + i));
-    StoreHost(report.gains + work.list * report.stride + i, gain);
+    const int64_t to = work.list * report.count + i - report.first;
+    StoreHost(report.picks + to, Load(picks + i));
+    StoreHost(report.gains + to, gain);
   }
 }
 
@@ -58,7 +61,7 @@ __device__ __forceinline__ float MissingShare(const ReportWork& work, const Reca
   if (item.all != 0) return 0;
   double share = 0;
   for (int head = 0; head < work.group_size; ++head) {
-    const double* parts = work.wave.masses + (work.first_row + head) * kMaxScanParts;
+    const double* parts = work.wave.scratch.masses + (work.first_row + head) * kMaxScanParts;
     const double mass = WarpSum(lane < item.parts ? Load(parts + lane) : 0.0);
     share += isinf(mass) ? 1.0 : mass / (1 + mass);
   }
@@ -66,7 +69,8 @@ __device__ __forceinline__ float MissingShare(const ReportWork& work, const Reca
 }
 
 __global__ void __launch_bounds__(kThreads)
-    ReportKernel(WaveShape shape, const WaveToken* tokens, WaveScratch scratch, RecallWave wave) {
+    ReportKernel(WaveShape shape, const WaveToken* tokens, WaveScratch scratch, RecallWave wave,
+                 RecallReport report) {
   SharedCutter cutter(SharedMemory());
   RecallItem& item = *cutter.Take<RecallItem>(1);
   const int group_size = shape.num_query_heads / shape.num_kv_heads;
@@ -78,14 +82,15 @@ __global__ void __launch_bounds__(kThreads)
   const ReportWork work = {shape,
                            scratch,
                            wave,
+                           report,
                            group_size,
                            token * shape.num_kv_heads + blockIdx.x,
                            token * shape.num_query_heads + int64_t{blockIdx.x} * group_size};
   const int count = Load(scratch.num_picks + work.list);
-  if (threadIdx.x == 0) StoreHost(wave.report.num_picks + work.list, count);
+  if (threadIdx.x == 0) StoreHost(report.num_picks + work.list, count);
   if (item.report_missing != 0 && threadIdx.x < kWarp) {
     const float missing = MissingShare(work, item);
-    if (threadIdx.x == 0) StoreHost(wave.report.missing + work.list, missing);
+    if (threadIdx.x == 0) StoreHost(report.missing + work.list, missing);
   }
   if (item.report_picks != 0) ReportPicks(work, count, factors);
 }
@@ -94,14 +99,12 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t LaunchRecallReport(const WaveShape& shape, const WaveToken* tokens,
                                const WaveScratch& scratch, const RecallWave& wave,
-                               cudaStream_t stream) {
-  const cudaError_t error = LaunchMissingScan(shape, tokens, scratch, wave, stream);
-  if (error != cudaSuccess) return error;
+                               const RecallReport& report, cudaStream_t stream) {
   SharedCutter cutter(nullptr);
   cutter.Take<RecallItem>(1);
   cutter.Take<double>(shape.num_query_heads / shape.num_kv_heads);
   return Launch(ReportKernel, dim3(shape.num_kv_heads, shape.num_tokens), dim3(kThreads),
-                cutter.bytes(), stream, shape, tokens, scratch, wave);
+                cutter.bytes(), stream, shape, tokens, scratch, wave, report);
 }
 
 }  // namespace heavywater::cuda

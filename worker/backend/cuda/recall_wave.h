@@ -5,7 +5,7 @@
 //   attend_splits, slot totals
 //   LaunchRecallPicks:  scan, pick, attend_picks (one more split)
 //   merge
-//   LaunchRecallReport: missing scan, report
+//   LaunchMissingScan, LaunchRecallReport
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "worker/backend/cuda/attend_wave.h"
+#include "worker/backend/cuda/recall_scratch.h"
 #include "worker/cache/kv_layout.h"
 
 namespace heavywater::cuda {
@@ -38,36 +39,24 @@ struct alignas(8) RecallItem {
 // Picks of a query and KV head that the kernels can sort, 40 KiB of shared memory.
 inline constexpr int kMaxPicks = 8192;
 
-// The scan of a KV head is spread over parts, as many as the pages keep busy.
-inline constexpr int kScanWarps = 8;  // of a part: a page each
-inline constexpr int kMaxScanParts = 32;
-constexpr int ScanParts(int64_t num_pages) {
-  const int64_t parts = (num_pages + kScanWarps - 1) / kScanWarps;
-  return static_cast<int>(parts < 1 ? 1 : parts > kMaxScanParts ? kMaxScanParts : parts);
-}
-
 // What the steps found, in host memory that the device writes: [tokens][num_kv_heads],
-// and [stride] each of picks and gains, of which num_picks are written.
+// and [count] each of picks and gains, the picks from number `first` on.
 struct RecallReport {
   int32_t* num_picks;
   float* missing;
   int32_t* picks;
   int64_t* gains;
-  int64_t stride;
+  int64_t first;
+  int64_t count;
 };
 
 struct RecallWave {
-  const RecallItem* items;
-  // Best candidates of each part, as keys (picks_select.h).
-  uint64_t* candidates;     // [tokens][num_kv_heads][kMaxScanParts][candidates_stride]
-  int32_t* num_candidates;  // [tokens][num_kv_heads][kMaxScanParts]
-  double* masses;           // [tokens][num_query_heads][kMaxScanParts] of unpicked positions
-  int32_t candidates_stride;
+  const RecallItem* items;  // of the batch
+  RecallScratch scratch;
   int32_t num_channels;  // the largest of the items, as are the next two
   int32_t parts;
   int32_t max_picks;     // of items that scan; 0: none does
   int32_t any_missing;
-  RecallReport report;
 };
 
 // Needs the totals of the slots alone. Leaves picks and num_picks (of tokens without
@@ -77,17 +66,17 @@ cudaError_t LaunchRecallPicks(KvDtype dtype, const WaveShape& shape, const WaveT
                               const WaveScratch& scratch, const RecallWave& wave,
                               cudaStream_t stream);
 
-// Needs the totals of slots and picks.
-cudaError_t LaunchRecallReport(const WaveShape& shape, const WaveToken* tokens,
-                               const WaveScratch& scratch, const RecallWave& wave,
-                               cudaStream_t stream);
-
-// The parts of these, each in its own file.
-cudaError_t LaunchScan(const WaveShape& shape, const WaveToken* tokens, const WaveScratch& scratch,
-                       const RecallWave& wave, cudaStream_t stream);
+// Needs the totals of slots and picks. Once, before the reports.
 cudaError_t LaunchMissingScan(const WaveShape& shape, const WaveToken* tokens,
                               const WaveScratch& scratch, const RecallWave& wave,
                               cudaStream_t stream);
+cudaError_t LaunchRecallReport(const WaveShape& shape, const WaveToken* tokens,
+                               const WaveScratch& scratch, const RecallWave& wave,
+                               const RecallReport& report, cudaStream_t stream);
+
+// The parts of LaunchRecallPicks, each in its own file.
+cudaError_t LaunchScan(const WaveShape& shape, const WaveToken* tokens, const WaveScratch& scratch,
+                       const RecallWave& wave, cudaStream_t stream);
 cudaError_t LaunchPick(const WaveShape& shape, const WaveToken* tokens, const WaveScratch& scratch,
                        const RecallWave& wave, cudaStream_t stream);
 cudaError_t LaunchAttendPicks(KvDtype dtype, const WaveShape& shape, const WaveToken* tokens,

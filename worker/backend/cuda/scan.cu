@@ -134,9 +134,9 @@ __global__ void __launch_bounds__(kScanThreads, 2)
   const int64_t part =
       (static_cast<int64_t>(blockIdx.z) * shape.num_kv_heads + blockIdx.y) * kMaxScanParts +
       blockIdx.x;
-  if (threadIdx.x == 0) Store(wave.num_candidates + part, count);
+  if (threadIdx.x == 0) Store(wave.scratch.num_candidates + part, count);
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kScanThreads) {
-    Store(wave.candidates + part * wave.candidates_stride + i, shared.keys[i]);
+    Store(wave.scratch.candidates + part * wave.scratch.stride + i, shared.keys[i]);
   }
 }
 

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kScanThreads, kHeads <= 4 ? 2 : 1)
     const LaneMass<kHeads> mass =
         SumPages<kHeads>(walk, picks, shape.head_dim, head, padded_group, shared);
     StoreMass(mass, min(group_size - head, kHeads), shared.masses,
-              wave.masses + (row + head) * kMaxScanParts + blockIdx.x);
+              wave.scratch.masses + (row + head) * kMaxScanParts + blockIdx.x);
   }
 }
 
