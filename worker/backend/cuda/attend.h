@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "worker/backend/cuda/attend_wave.h"
-#include "worker/cache/kv_layout.h"
+#include "worker/cache/kv_dtype.h"
 
 namespace heavywater::cuda {
 

@@ -7,7 +7,7 @@
 
 #include "worker/backend/cuda/attend_wave.h"
 #include "worker/backend/cuda/device_code.h"
-#include "worker/cache/kv_layout.h"
+#include "worker/cache/kv_dtype.h"
 
 namespace heavywater::cuda {
 
