@@ -85,7 +85,8 @@ absl::Status CudaRecall::Begin(const KvShape& shape, std::span<const AttendItem>
                                std::span<const WaveToken> wave, const RecallLimits& limits,
                                std::byte* memory, cudaStream_t stream) {
   items_ = items;
-  wave_ = {.first_item = wave.front().item};
+  wave_ = {};
+  wave_.first_item = wave.front().item;
   wave_.scratch =
       CutRecallScratch(shape, limits, static_cast<int64_t>(wave.size()), memory);
   const std::span<const AttendItem> of_wave =
