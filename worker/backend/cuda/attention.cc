@@ -102,8 +102,8 @@ absl::Status CudaAttention::Attend(const KvShape& shape, const AttendParams& par
       CutWaveScratch(shape, needs, wave_tokens, params.scratch.device_address());
   for (size_t first = 0; first < tokens.size(); first += wave_tokens) {
     if (first > 0) HW_RETURN_IF_ERROR(context_.RestartOperation(stream));
-    const std::span<const WaveToken> wave = std::span(tokens).subspan(
-        first, std::min<size_t>(wave_tokens, tokens.size() - first));
+    const std::span<const WaveToken> wave =
+        std::span(tokens).subspan(first, std::min<size_t>(wave_tokens, tokens.size() - first));
     HW_ASSIGN_OR_RETURN(const WaveToken* const on_device, context_.Upload(wave));
     HW_RETURN_IF_ERROR(AttendWave(shape, params.scale, wave, on_device, scratch, stream));
   }
