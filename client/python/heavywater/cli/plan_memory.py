@@ -61,7 +61,7 @@ def plan_memory_command(
     recall: Recall = None,
     recall_tokens: RecallTokens = "",
     device_ratio: DeviceRatio = 0.0,
-    kv_dtype: Annotated[str, typer.Option(help="Of keys and values: bf16 or fp32.")] = "bf16",
+    kv_dtype: Annotated[str, typer.Option(help="Of keys and values: bf16, fp16 or fp32.")] = "bf16",
     page_tokens: Annotated[int, typer.Option(min=1, help="Positions of a page.")] = 256,
     prompt_chunk_tokens: Annotated[int, typer.Option(min=1, help="Rows of the workspace.")] = 512,
     device_memory: Annotated[
