@@ -40,6 +40,7 @@ class ScoreLosingCommunicator final : public Communicator {
                          Stream& stream) override {
     return inner_->AllGather(in, out, stream);
   }
+  absl::Status Settle(Stream& stream) override { return inner_->Settle(stream); }
   absl::Status Broadcast(std::vector<std::byte>& data, int root, absl::Duration timeout) override {
     return inner_->Broadcast(data, root, timeout);
   }

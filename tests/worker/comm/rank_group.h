@@ -12,7 +12,8 @@
 
 namespace heavywater {
 
-enum class CommKind { kLocal, kGloo };
+// kNccl: the shipped communicator over fake_nccl.h.
+enum class CommKind { kLocal, kGloo, kNccl };
 
 // What a conformance test runs on.
 struct GroupParam {
@@ -20,6 +21,7 @@ struct GroupParam {
   int size = 1;
 };
 std::string GroupParamName(const GroupParam& param);  // "Gloo3"
+std::string KindName(CommKind kind);                  // as Communicator::Name()
 
 class RankGroup {
  public:
