@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/bfloat16.h"
@@ -56,6 +57,36 @@ void AppendTables(const AppendItem& item) {
       item.layer.scores.device_address()[slot] = 0;
     }
   }
+}
+
+int64_t SumOfRow(std::span<const int64_t> row) {
+  int64_t sum = 0;
+  for (const int64_t value : row) {
+    if (value < 0) return -1;
+    if (__builtin_add_overflow(sum, value, &sum)) sum = std::numeric_limits<int64_t>::max();
+  }
+  return sum;
+}
+
+absl::Status CollectVictimsOfSet(const VictimsParams& params, int set) {
+  const Position* positions = params.positions.device_address() + set * params.stride;
+  const int64_t* scores = params.scores.device_address() + set * params.stride;
+  const uint8_t* kept = params.kept.device_address() + set * params.kept_stride;
+  int32_t* victims = params.victims.device_address() + set * params.max_victims;
+  int64_t* victim_scores = params.victim_scores.device_address() + set * params.max_victims;
+  std::fill_n(victims, params.max_victims, -1);
+  std::fill_n(victim_scores, params.max_victims, 0);
+  int64_t count = 0;
+  for (int64_t slot = 0; slot < params.used; ++slot) {
+    if (positions[slot] == kNoPosition || kept[slot] != 0) continue;
+    if (count == params.max_victims) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "set ", set, " gives up more than max_victims, which is ", params.max_victims));
+    }
+    victims[count] = static_cast<int32_t>(slot);
+    victim_scores[count++] = scores[slot];
+  }
+  return absl::OkStatus();
 }
 
 // One KV head's rows of positions that come back.
@@ -178,6 +209,16 @@ absl::Status HostMemoryBackend::CollectGains(const KvShape& shape, const LayerVi
   return absl::OkStatus();
 }
 
+absl::Status HostMemoryBackend::SumRows(DeviceSpan<const int64_t> from, DeviceSpan<int64_t> to,
+                                        int64_t num_rows, int64_t count, Stream& stream) {
+  HW_CHECK(from.size() == num_rows * count && to.size() == num_rows);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    to.device_address()[row] =
+        SumOfRow({from.device_address() + row * count, static_cast<size_t>(count)});
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HostMemoryBackend::AddScores(const LayerView& layer, DeviceSpan<const int64_t> from,
                                           double decay, Stream& stream) {
   HW_CHECK(from.size() == layer.num_sets * layer.used);
@@ -202,6 +243,16 @@ absl::Status HostMemoryBackend::PoolVotes(DeviceSpan<const int64_t> from, Device
   for (int row = 0; row < num_rows; ++row) {
     PoolRow({from.device_address() + row * count, static_cast<size_t>(count)}, pooling, kernel,
             to.device_address() + row * count);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::CollectVictims(const VictimsParams& params, Stream& stream) {
+  HW_CHECK(params.victims.size() == params.num_sets * params.max_victims);
+  HW_CHECK(params.victim_scores.size() == params.victims.size());
+  HW_CHECK(params.used <= params.stride && params.used <= params.kept_stride);
+  for (int set = 0; set < params.num_sets; ++set) {
+    HW_RETURN_IF_ERROR(CollectVictimsOfSet(params, set));
   }
   return absl::OkStatus();
 }

@@ -51,7 +51,7 @@ DeviceSpan<int64_t> DecodeStep::reduce_buffer() { return exchange_->reduce_buffe
 
 // Step 5: agree, then plan.
 absl::Status DecodeStep::After() {
-  if (absl::Status status = exchange_->Read(); !status.ok()) {
+  if (absl::Status status = exchange_->Read(items_); !status.ok()) {
     UndoAll(status);
     return status;
   }

@@ -61,7 +61,7 @@ class PromptLayer {
   const int64_t num_tokens_;
   GainsRegion region_;  // [rows][num_tokens] behind the agreement
   LayerStorage kv_;     // slot == position
-  DeviceBuffer sums_;   // the agreement, then the region
+  DeviceBuffer sums_;   // the agreement, the region, the sums of its rows
   DeviceBuffer votes_;  // [own_sets][num_tokens], what the choice ranks by
   DeviceBuffer mask_;
   DeviceBuffer scratch_;  // [own_sets][num_tokens]
