@@ -59,9 +59,9 @@ int main(int argc, char** argv) {
   using heavywater::ScoreLosingCommunicator;
   return heavywater::WorkerMain(
       argc, argv,
-      [](const auto& config, const std::string& key_prefix,
-         auto* store) -> absl::StatusOr<std::unique_ptr<Communicator>> {
-        auto inner = heavywater::ConnectRanks(config, key_prefix, store);
+      [](const auto& config, const std::string& key_prefix, auto* store,
+         auto& backend) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+        auto inner = heavywater::ConnectRanks(config, key_prefix, store, backend);
         if (!inner.ok()) return inner.status();
         return std::make_unique<ScoreLosingCommunicator>(*std::move(inner));
       });

@@ -8,11 +8,12 @@
 #include "cache_service/base/check.h"
 #include "worker/comm/nccl/nccl_options.h"
 #include "worker/comm/rendezvous.h"
+#include "worker/comm/staged/staged_communicator.h"
 
 namespace heavywater {
 
 std::string GroupParamName(const GroupParam& param) {
-  std::string name = KindName(param.kind);
+  std::string name = param.kind == CommKind::kStaged ? "staged" : KindName(param.kind);
   name[0] = absl::ascii_toupper(name[0]);
   return absl::StrCat(name, param.size);
 }
@@ -25,6 +26,8 @@ std::string KindName(CommKind kind) {
       return "gloo";
     case CommKind::kNccl:
       return "nccl";
+    case CommKind::kStaged:
+      return "gloo-staged";
   }
   return "unknown";
 }
@@ -34,7 +37,7 @@ namespace {
 absl::StatusOr<std::unique_ptr<Communicator>> Connect(const GroupParam& param,
                                                       const GlooOptions& options,
                                                       RendezvousStore& store) {
-  if (param.kind == CommKind::kGloo) return CreateGlooCommunicator(options, store);
+  if (param.kind != CommKind::kNccl) return CreateGlooCommunicator(options, store);
   return CreateNcclCommunicator({.rank = options.rank,
                                  .size = options.size,
                                  .device = options.rank,
@@ -59,6 +62,7 @@ RankGroup::RankGroup(const GroupParam& param, absl::Duration timeout,
     return;
   }
   ranks_.resize(param.size);
+  backends_.resize(param.size);
   InProcessRendezvous store;
   RunOnThreads(param.size, [&](int rank) {
     GlooOptions options{.rank = rank, .size = param.size, .timeout = timeout, .key_prefix = "t"};
@@ -67,6 +71,9 @@ RankGroup::RankGroup(const GroupParam& param, absl::Duration timeout,
     if (!comm.ok()) std::cerr << "rank " << rank << ": " << comm.status() << std::endl;
     HW_CHECK(comm.ok());
     ranks_[rank] = *std::move(comm);
+    if (param.kind != CommKind::kStaged) return;
+    backends_[rank] = CreateReferenceBackend();
+    ranks_[rank] = std::make_unique<StagedCommunicator>(std::move(ranks_[rank]), *backends_[rank]);
   });
 }
 

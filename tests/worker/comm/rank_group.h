@@ -8,12 +8,13 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "worker/backend/backend.h"
 #include "worker/comm/communicator.h"
 
 namespace heavywater {
 
-// kNccl: the shipped communicator over fake_nccl.h.
-enum class CommKind { kLocal, kGloo, kNccl };
+// kNccl: the shipped communicator over fake_nccl.h. kStaged: Gloo through a backend.
+enum class CommKind { kLocal, kGloo, kNccl, kStaged };
 
 // What a conformance test runs on.
 struct GroupParam {
@@ -40,6 +41,7 @@ class RankGroup {
   void Destroy(int rank) { ranks_[rank].reset(); }
 
  private:
+  std::vector<std::unique_ptr<Backend>> backends_;  // of kStaged
   std::vector<std::unique_ptr<Communicator>> ranks_;
 };
 
