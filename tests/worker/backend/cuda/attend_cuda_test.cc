@@ -1,4 +1,6 @@
 // What is particular to attention of the CUDA backend: bytes moved, waves, capture.
+#include <cuda_runtime.h>
+
 #include <cmath>
 
 #include "tests/worker/backend/backend_test_base.h"
