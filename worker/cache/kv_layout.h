@@ -13,6 +13,9 @@ namespace heavywater {
 std::string_view KvDtypeName(KvDtype dtype);  // "fp32", "bf16", "fp16"
 absl::StatusOr<KvDtype> ParseKvDtype(std::string_view name);
 
+// No model comes near it; kernels keep a few rows of it on the stack.
+inline constexpr int kMaxKvHeadDim = 512;
+
 // One rank's share of a model. Query head q (local) reads KV head
 // q / group_size() (local).
 struct KvShape {
@@ -42,5 +45,9 @@ struct LayerBytes {
   int64_t total() const { return slots + scores + tables; }
 };
 LayerBytes DeviceLayerBytes(const KvShape& shape, int num_sets, int64_t capacity);
+
+// What a cache that keeps everything holds of this rank's heads for one sequence:
+// all layers, whole pages, nothing but keys and values.
+int64_t FullCacheBytes(const KvShape& shape, int64_t tokens);
 
 }  // namespace heavywater

@@ -11,6 +11,7 @@
 #include "worker/backend/cuda/copies.h"
 #include "worker/backend/cuda/cuda_check.h"
 #include "worker/backend/cuda/ledger.h"
+#include "worker/backend/cuda/scratch_bytes.h"
 #include "worker/backend/cuda/select.h"
 #include "worker/backend/cuda/sketches.h"
 #include "worker/backend/cuda/slots.h"
