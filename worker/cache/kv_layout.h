@@ -46,4 +46,8 @@ struct LayerBytes {
 };
 LayerBytes DeviceLayerBytes(const KvShape& shape, int num_sets, int64_t capacity);
 
+// What a cache that keeps everything holds of this rank's heads for one sequence:
+// all layers, whole pages, nothing but keys and values.
+int64_t FullCacheBytes(const KvShape& shape, int64_t tokens);
+
 }  // namespace heavywater

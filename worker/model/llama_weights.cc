@@ -248,6 +248,15 @@ absl::Status ReadLlamaWeights(const GgufFile& file, const ModelConfig& config,
   return Loader(file, config, shard, sink).LoadAll(weights);
 }
 
+WeightCounts CountWeights(const ModelConfig& config, const RankShard& shard) {
+  LlamaWeights weights;
+  Arena arena;
+  LayOut(config, shard, arena, weights);
+  const int64_t embedding = weights.embedding.rows * weights.embedding.cols;
+  return {.all = arena.used(),
+          .read_by_step = arena.used() - (config.tied_embeddings ? 0 : embedding)};
+}
+
 absl::StatusOr<LlamaWeights> LoadLlamaWeights(const GgufFile& file, const ModelConfig& config,
                                               const RankShard& shard, Backend& backend) {
   LlamaWeights weights;

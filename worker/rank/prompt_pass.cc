@@ -11,6 +11,7 @@
 #include "worker/rank/agreement.h"
 #include "worker/rank/prompt_layer.h"
 #include "worker/rank/sequence_cache.h"
+#include "worker/rank/sequence_memory.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
@@ -50,10 +51,9 @@ PromptPass::PromptPass(RankCache& cache, Model& model, SequenceCache& sequence, 
 PromptPass::~PromptPass() = default;
 
 absl::Status PromptPass::Allocate() {
-  HW_ASSIGN_OR_RETURN(
-      hidden_, cache_.mutable_memory().Allocate(
-                   MemoryKind::kPromptHidden,
-                   num_tokens() * model_.hidden_size() * static_cast<int64_t>(sizeof(float))));
+  HW_ASSIGN_OR_RETURN(hidden_, cache_.mutable_memory().Allocate(
+                                   MemoryKind::kPromptHidden,
+                                   PromptHiddenBytes(num_tokens(), model_.hidden_size())));
   HW_ASSIGN_OR_RETURN(whole_, PromptLayer::Create(cache_, sequence_));
   sequence_.NoteBytes(whole_->bytes());
   return absl::OkStatus();

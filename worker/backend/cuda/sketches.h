@@ -1,4 +1,4 @@
-// Sketches of CudaBackend: made on the device from host pages.
+// Sketches of CudaBackend: made on the device from host pages, which it reads in place.
 #pragma once
 
 #include "absl/status/status.h"
