@@ -234,6 +234,15 @@ class Loader {
 
 }  // namespace
 
+WeightCounts CountWeights(const ModelConfig& config, const RankShard& shard) {
+  int64_t bytes = 0;
+  const WeightFormat floats;
+  const LlamaWeights weights = LayOutLlamaWeights(config, shard, floats, bytes);
+  const int64_t embedding = weights.embedding.rows * weights.embedding.cols;
+  const int64_t all = bytes / floats.matrix_bytes;
+  return {.all = all, .read_by_step = all - (config.tied_embeddings ? 0 : embedding)};
+}
+
 LlamaWeights LayOutLlamaWeights(const ModelConfig& config, const RankShard& shard,
                                 const WeightFormat& format, int64_t& bytes) {
   LlamaWeights weights;
@@ -246,15 +255,6 @@ LlamaWeights LayOutLlamaWeights(const ModelConfig& config, const RankShard& shar
 absl::Status ReadLlamaWeights(const GgufFile& file, const ModelConfig& config,
                               const RankShard& shard, LlamaWeights& weights, WeightSink& sink) {
   return Loader(file, config, shard, sink).LoadAll(weights);
-}
-
-WeightCounts CountWeights(const ModelConfig& config, const RankShard& shard) {
-  LlamaWeights weights;
-  Arena arena;
-  LayOut(config, shard, arena, weights);
-  const int64_t embedding = weights.embedding.rows * weights.embedding.cols;
-  return {.all = arena.used(),
-          .read_by_step = arena.used() - (config.tied_embeddings ? 0 : embedding)};
 }
 
 absl::StatusOr<LlamaWeights> LoadLlamaWeights(const GgufFile& file, const ModelConfig& config,
