@@ -11,9 +11,9 @@ constexpr int kBlock = 16;     // positions whose codes do
 
 // What a page's codes are made with, in shared memory.
 struct Scales {
-  int32_t* chosen;        // [channels]
-  float* minima;          // [channels] as stored
-  float* inverse_steps;   // [channels] 0: constant
+  int32_t* chosen;       // [channels]
+  float* minima;         // [channels] as stored
+  float* inverse_steps;  // [channels] 0: constant
 };
 
 __device__ Scales CutScales(unsigned char* shared, int channels) {
@@ -46,8 +46,7 @@ __device__ void ScaleChannel(const SketchGeometry& geometry, const PageKeys<T>& 
   const uint16_t stored = FloatToHalfSaturated(minimum);
   minimum = HalfToFloat(stored);
   const float largest = Least(Largest(maximum, -kLargestHalf), kLargestHalf);
-  const uint16_t step =
-      FloatToHalfSaturated(Largest(0.0f, Over(Plus(largest, -minimum), 15.0f)));
+  const uint16_t step = FloatToHalfSaturated(Largest(0.0f, Over(Plus(largest, -minimum), 15.0f)));
   const float width = HalfToFloat(step);
   scales.minima[index] = minimum;
   scales.inverse_steps[index] = width > 0 ? Over(1.0f, width) : 0.0f;
@@ -84,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) EncodeKernel(EncodeWorks works, int 
   for (int i = thread; i < geometry.channels; i += kThreads) {
     scales.chosen[i] = Load(works.channels + int64_t{work.kv_head} * geometry.channels + i);
   }
-  const int scale_bytes = geometry.channels * 12 + 15 & ~15;
+  const int scale_bytes = (geometry.channels * 12 + 15) & ~15;
   const PageKeys<T> keys =
       StageKeys<T>(work.rows, work.count, num_staged, geometry.head_dim, shared + scale_bytes);
   if (thread < geometry.head_dim) {
@@ -109,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) EncodeKernel(EncodeWorks works, int 
 
 cudaError_t LaunchEncode(const EncodeWorks& works, int num_works, cudaStream_t stream) {
   const StagedRows staged = StagedRowsOf(works.geometry);
-  const size_t shared = (works.geometry.channels * 12 + 15 & ~15) + staged.bytes;
+  const size_t shared = ((works.geometry.channels * 12 + 15) & ~15) + staged.bytes;
   const dim3 grid(num_works);
   return WithKvElement(works.geometry.dtype, [&]<typename T>(std::type_identity<T>) {
     return Launch(EncodeKernel<T>, grid, dim3(kThreads), shared, stream, works, staged.rows);
