@@ -27,8 +27,10 @@ int64_t StepBytes(const RankCacheOptions& options, const Backend& backend, const
 }
 
 int64_t PromptBytes(const RankCacheOptions& options, const Backend& backend, const SetLayout& sets,
-                    int64_t prompt_tokens) {
-  const int64_t whole = DeviceLayerBytes(options.shape, sets.own_sets, prompt_tokens).total();
+                    const SequenceOptions& sequence) {
+  const int64_t prompt_tokens = sequence.prompt_tokens;
+  const int64_t whole = DeviceLayerBytes(options.shape, sets.own_sets, prompt_tokens).total() *
+                        WholeLayers(options.shape, sequence);
   const int64_t sums = prompt_tokens * sets.rows() * int64_t{sizeof(int64_t)};
   const int64_t votes = prompt_tokens * sets.own_sets * int64_t{sizeof(int64_t)};
   const int64_t mask = prompt_tokens * sets.own_sets;
@@ -49,6 +51,10 @@ SetLayout SetLayoutOf(const RankCacheOptions& options, Scope scope) {
 
 int HashGroup(const RankCacheOptions& options, Scope scope) {
   return scope == Scope::kLayer ? options.world_size : options.ranks_per_kv_head();
+}
+
+int WholeLayers(const KvShape& shape, const SequenceOptions& sequence) {
+  return sequence.prompt_in_steps ? shape.num_layers : 1;
 }
 
 int64_t PromptKept(const Budget& budget, int64_t prompt_tokens) {
@@ -73,7 +79,7 @@ SequenceBytes BytesOf(const RankCacheOptions& options, const Backend& backend, c
   return {.layers = layer * options.shape.num_layers,
           .growth = budget.bounded_decode ? 0 : layer,
           .step = StepBytes(options, backend, budget, sequence, capacity) + region,
-          .prompt = PromptBytes(options, backend, sets, sequence.prompt_tokens),
+          .prompt = PromptBytes(options, backend, sets, sequence),
           .recall = RecallBytesOf(options, budget, sequence, capacity).total()};
 }
 
