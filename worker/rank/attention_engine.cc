@@ -43,11 +43,7 @@ absl::Status AttentionEngine::OpenHere(SequenceId sequence, const SequenceOption
 }
 
 absl::Status AttentionEngine::Close(SequenceId sequence) {
-  const auto takes_part = [sequence](const EngineItem& item) { return item.sequence == sequence; };
-  if (in_step_ && std::any_of(items_.begin(), items_.end(), takes_part)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("sequence ", sequence, " is in step ", step_number_, ", which has not ended"));
-  }
+  HW_RETURN_IF_ERROR(CheckNotInStep(sequence));
   prompts_.erase(sequence);
   return cache_.Close(sequence);
 }
@@ -161,10 +157,14 @@ absl::Status AttentionEngine::CompressPrompt(size_t index) {
   Prompt& prompt = prompts_.at(items_[index].sequence);
   if (!prompt.failed.ok()) return absl::OkStatus();
   HW_RETURN_IF_ERROR(prompt.attention->BeforeReduce());
-  HW_RETURN_IF_ERROR(
-      communicator_.AllReduceSum(prompt.attention->reduce_buffer(), cache_.stream()));
+  HW_RETURN_IF_ERROR(Reduce(prompt.attention->reduce_buffer()));
   prompt.failed = prompt.attention->AfterReduce();
   return absl::OkStatus();
+}
+
+absl::Status AttentionEngine::Reduce(DeviceSpan<int64_t> buffer) {
+  group_status_ = communicator_.AllReduceSum(buffer, cache_.stream());
+  return group_status_;
 }
 
 absl::Status AttentionEngine::End() {
@@ -190,9 +190,7 @@ absl::Status AttentionEngine::End() {
 absl::Status AttentionEngine::EndDecode() {
   if (decode_items_.empty()) return absl::OkStatus();
   absl::Status status = decode_.BeforeReduce();
-  if (status.ok()) {
-    status = communicator_.AllReduceSum(decode_.reduce_buffer(), cache_.stream());
-  }
+  if (status.ok()) status = Reduce(decode_.reduce_buffer());
   if (!status.ok()) {
     decode_.UndoAll(status);
     return status;

@@ -101,6 +101,7 @@ class AttentionEngine {
   absl::Status Open(SequenceId sequence, const SequenceOptions& options);
   // NOT_FOUND; FAILED_PRECONDITION while it is in the step.
   absl::Status Close(SequenceId sequence);
+  absl::Status CheckNotInStep(SequenceId sequence) const;
 
   // A sequence at most once. All rows together at most max_step_tokens, except of a
   // prompt that is alone.
@@ -115,6 +116,8 @@ class AttentionEngine {
   void Abandon(const absl::Status& reason);
 
   bool in_step() const { return in_step_; }
+  // What the communicator has failed with: from then on nothing runs any more.
+  const absl::Status& group_status() const { return group_status_; }
   uint64_t step() const { return step_number_; }  // the last one begun, from 1
   // Of the last step.
   std::span<const EngineItem> items() const { return items_; }
@@ -141,6 +144,7 @@ class AttentionEngine {
     absl::Status failed;          // on every rank
   };
 
+  absl::Status Reduce(DeviceSpan<int64_t> buffer);
   absl::Status OpenHere(SequenceId sequence, const SequenceOptions& options);
   absl::Status CheckItems(std::span<const EngineItem> items) const;
   absl::Status CheckItem(const EngineItem& item) const;
@@ -161,6 +165,7 @@ class AttentionEngine {
 
   RankCache& cache_;
   Communicator& communicator_;
+  absl::Status group_status_;
   AttentionStep decode_;
   std::map<SequenceId, Prompt> prompts_;  // that have not ended
 

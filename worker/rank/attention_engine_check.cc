@@ -25,6 +25,13 @@ absl::Status AttentionEngine::CheckOutOfStep() const {
       absl::StrCat("step ", step_number_, " has not ended, want its layers and End first"));
 }
 
+absl::Status AttentionEngine::CheckNotInStep(SequenceId sequence) const {
+  const auto takes_part = [sequence](const EngineItem& item) { return item.sequence == sequence; };
+  if (!in_step_ || std::none_of(items_.begin(), items_.end(), takes_part)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("sequence ", sequence, " is in step ", step_number_, ", which has not ended"));
+}
+
 absl::Status AttentionEngine::CheckItems(std::span<const EngineItem> items) const {
   if (items.empty()) return absl::InvalidArgumentError("items is empty, want at least one");
   std::set<SequenceId> seen;
