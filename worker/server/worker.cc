@@ -30,6 +30,17 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const v1::WorkerConfig& con
   return CreateCpuBackend({.num_threads = config.compute_threads(), .target = config.cpu_target()});
 }
 
+// Between an engine's steps ranks say nothing to each other: that a peer has died shows
+// in that it cannot be called any more.
+PeerWatch::Ping PingOf(const v1::WorkerConfig& config, const std::string& address) {
+  const PeerWatch::Ping ping = MakeHealthPing(address);
+  if (!ServesEngines(config)) return ping;
+  return [ping](absl::Duration timeout) {
+    const absl::Status status = ping(timeout);
+    return absl::IsUnavailable(status) ? absl::DeadlineExceededError(status.message()) : status;
+  };
+}
+
 }  // namespace
 
 absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config) {
