@@ -112,6 +112,23 @@ struct SelectParams {
   SelectionParams selection;
 };
 
+// Whom Select() gave up: of each set the slots below `used` that hold a position
+// and are not kept, ascending, with their scores. Unused entries of `victims` are
+// -1, of `victim_scores` 0. FAILED_PRECONDITION (at the latest when the stream is
+// synchronised) when a set has more than max_victims.
+struct VictimsParams {
+  DeviceSpan<const Position> positions;  // [num_sets][stride], kNoPosition = free
+  DeviceSpan<const int64_t> scores;      // [num_sets][stride]
+  DeviceSpan<const uint8_t> kept;        // [num_sets][kept_stride]
+  DeviceSpan<int32_t> victims;           // [num_sets][max_victims]
+  DeviceSpan<int64_t> victim_scores;     // [num_sets][max_victims]
+  int num_sets = 1;
+  int64_t stride = 0;
+  int64_t kept_stride = 0;
+  int64_t used = 0;
+  int64_t max_victims = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -145,6 +162,18 @@ class Backend {
   virtual absl::Status Zero(DeviceSpan<std::byte> span, Stream& stream) = 0;
   virtual absl::Status Synchronize(Stream& stream) = 0;
 
+  // A queue of work of its own; lives as long as the backend. On a backend whose
+  // calls have finished when they return every stream is the same.
+  virtual absl::StatusOr<Stream> NewStream() { return Stream(); }
+
+  // Host memory that operations reach (host pages, rows of AppendParams): to be
+  // registered before its first use, for as long as the device may use it. Whole
+  // mappings, not parts. Does nothing where device memory is host memory.
+  virtual absl::Status RegisterHostMemory(std::span<std::byte> memory) { return absl::OkStatus(); }
+  virtual absl::Status UnregisterHostMemory(std::span<std::byte> memory) {
+    return absl::OkStatus();
+  }
+
   // Step 1: K and V of new tokens into their slots (converted to the KV dtype),
   // positions set, scores and gains of those slots zeroed, and the same bytes
   // to the open host pages.
@@ -176,6 +205,11 @@ class Backend {
   virtual absl::Status CollectGains(const KvShape& shape, const LayerView& layer,
                                     DeviceSpan<int64_t> to, Stream& stream) = 0;
 
+  // to[r] = sum of from[r][0 .. count), at most the largest integer, or -1 where one
+  // is negative: what to check a row's mass by. `from` is [num_rows][count].
+  virtual absl::Status SumRows(DeviceSpan<const int64_t> from, DeviceSpan<int64_t> to,
+                               int64_t num_rows, int64_t count, Stream& stream) = 0;
+
   // After the reduce: score = round(score * decay) + from[set][slot]; `from` is
   // [num_sets][used]. decay 1.0 changes no bit.
   virtual absl::Status AddScores(const LayerView& layer, DeviceSpan<const int64_t> from,
@@ -190,6 +224,7 @@ class Backend {
 
   // Step 5's choice; equals SelectKept() bit for bit.
   virtual absl::Status Select(const SelectParams& params, Stream& stream) = 0;
+  virtual absl::Status CollectVictims(const VictimsParams& params, Stream& stream) = 0;
 
   // End of the prompt: slots 0, 1, ... of `to` get the rows `kept` (host memory,
   // [num_sets][kept_per_set] ascending positions) of the prompt's layer, with

@@ -1,29 +1,40 @@
 #include "worker/backend/host_memory.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/pooling.h"
 #include "worker/backend/sketch.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater {
 namespace {
 
 constexpr int64_t kAlignment = 64;
+// A long cache is read once per step, end to end: with small pages a walk of the page
+// tables for every 4 KiB costs a third of the bandwidth.
+constexpr int64_t kHugePageBytes = int64_t{2} << 20;
+constexpr int64_t kHugeFromBytes = 2 * kHugePageBytes;
 
-void StoreRow(const float* from, int head_dim, KvDtype dtype, std::byte* to) {
-  if (dtype == KvDtype::kFloat32) {
-    std::memcpy(to, from, head_dim * sizeof(float));
-    return;
+// Null: no memory left.
+std::byte* AllocateAligned(int64_t bytes) {
+  const bool huge = bytes >= kHugeFromBytes;
+  void* address = nullptr;
+  if (posix_memalign(&address, huge ? kHugePageBytes : kAlignment, static_cast<size_t>(bytes)) !=
+      0) {
+    return nullptr;
   }
-  auto* out = reinterpret_cast<uint16_t*>(to);
-  for (int i = 0; i < head_dim; ++i) out[i] = FloatToBFloat16(from[i]);
+  // Where the system has no huge pages to give, small ones do.
+  if (huge) madvise(address, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  return static_cast<std::byte*>(address);
 }
 
 // One KV head's row of one new token: into its slot, and the stored bytes on to
@@ -34,10 +45,12 @@ void AppendRow(const KvShape& shape, const AppendParams& params, const AppendIte
   const int32_t slot = item.slots[SetOfKvHead(item.layer, kv_head) * item.num_tokens + token];
   HW_CHECK(slot >= 0 && slot < item.layer.capacity);
   const KvHeadRows rows = RowsOfKvHead(shape, item.layer, kv_head);
-  StoreRow(params.keys.device_address() + row * shape.head_dim, shape.head_dim, shape.dtype,
-           rows.Key(slot));
-  StoreRow(params.values.device_address() + row * shape.head_dim, shape.head_dim, shape.dtype,
-           rows.Value(slot));
+  const auto vector = [&](DeviceSpan<const float> all) {
+    return std::span(all.device_address() + row * shape.head_dim,
+                     static_cast<size_t>(shape.head_dim));
+  };
+  StoreKvRow(shape.dtype, vector(params.keys), rows.Key(slot));
+  StoreKvRow(shape.dtype, vector(params.values), rows.Value(slot));
   item.layer.gains.device_address()[kv_head * item.layer.capacity + slot] = 0;
   if (params.host_rows.empty()) return;
   std::byte* host = params.host_rows[row].row;
@@ -56,6 +69,36 @@ void AppendTables(const AppendItem& item) {
       item.layer.scores.device_address()[slot] = 0;
     }
   }
+}
+
+int64_t SumOfRow(std::span<const int64_t> row) {
+  int64_t sum = 0;
+  for (const int64_t value : row) {
+    if (value < 0) return -1;
+    if (__builtin_add_overflow(sum, value, &sum)) sum = std::numeric_limits<int64_t>::max();
+  }
+  return sum;
+}
+
+absl::Status CollectVictimsOfSet(const VictimsParams& params, int set) {
+  const Position* positions = params.positions.device_address() + set * params.stride;
+  const int64_t* scores = params.scores.device_address() + set * params.stride;
+  const uint8_t* kept = params.kept.device_address() + set * params.kept_stride;
+  int32_t* victims = params.victims.device_address() + set * params.max_victims;
+  int64_t* victim_scores = params.victim_scores.device_address() + set * params.max_victims;
+  std::fill_n(victims, params.max_victims, -1);
+  std::fill_n(victim_scores, params.max_victims, 0);
+  int64_t count = 0;
+  for (int64_t slot = 0; slot < params.used; ++slot) {
+    if (positions[slot] == kNoPosition || kept[slot] != 0) continue;
+    if (count == params.max_victims) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "set ", set, " gives up more than max_victims, which is ", params.max_victims));
+    }
+    victims[count] = static_cast<int32_t>(slot);
+    victim_scores[count++] = scores[slot];
+  }
+  return absl::OkStatus();
 }
 
 // One KV head's rows of positions that come back.
@@ -82,9 +125,9 @@ absl::Status PromoteRows(const KvShape& shape, const LayerView& layer, const Pro
 }  // namespace
 
 absl::Status CheckBackendShape(const KvShape& shape) {
-  if (shape.head_dim <= 0 || shape.head_dim % 8 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("head_dim is ", shape.head_dim, ", want a positive multiple of 8"));
+  if (shape.head_dim <= 0 || shape.head_dim % 8 != 0 || shape.head_dim > kMaxKvHeadDim) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "head_dim is ", shape.head_dim, ", want a positive multiple of 8, at most ", kMaxKvHeadDim));
   }
   if (shape.num_kv_heads <= 0 || shape.num_query_heads % shape.num_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("num_query_heads is ", shape.num_query_heads,
@@ -111,15 +154,13 @@ absl::StatusOr<DeviceBuffer> HostMemoryBackend::Allocate(int64_t bytes) {
     return absl::InvalidArgumentError(absl::StrCat("bytes is ", bytes, ", want at least 0"));
   }
   if (bytes == 0) return DeviceBuffer();
-  const size_t rounded = (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
-  void* address = std::aligned_alloc(kAlignment, rounded);
+  std::byte* address = AllocateAligned(bytes);
   if (address == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the host has no ", bytes, " bytes left for a device buffer"));
   }
-  std::memset(address, 0, rounded);
-  return DeviceBuffer(static_cast<std::byte*>(address), bytes,
-                      [](std::byte* memory) { std::free(memory); });
+  std::memset(address, 0, static_cast<size_t>(bytes));
+  return DeviceBuffer(address, bytes, [](std::byte* memory) { std::free(memory); });
 }
 
 absl::Status HostMemoryBackend::CopyToDevice(DeviceSpan<std::byte> to,
@@ -178,6 +219,16 @@ absl::Status HostMemoryBackend::CollectGains(const KvShape& shape, const LayerVi
   return absl::OkStatus();
 }
 
+absl::Status HostMemoryBackend::SumRows(DeviceSpan<const int64_t> from, DeviceSpan<int64_t> to,
+                                        int64_t num_rows, int64_t count, Stream& stream) {
+  HW_CHECK(from.size() == num_rows * count && to.size() == num_rows);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    to.device_address()[row] =
+        SumOfRow({from.device_address() + row * count, static_cast<size_t>(count)});
+  }
+  return absl::OkStatus();
+}
+
 absl::Status HostMemoryBackend::AddScores(const LayerView& layer, DeviceSpan<const int64_t> from,
                                           double decay, Stream& stream) {
   HW_CHECK(from.size() == layer.num_sets * layer.used);
@@ -202,6 +253,16 @@ absl::Status HostMemoryBackend::PoolVotes(DeviceSpan<const int64_t> from, Device
   for (int row = 0; row < num_rows; ++row) {
     PoolRow({from.device_address() + row * count, static_cast<size_t>(count)}, pooling, kernel,
             to.device_address() + row * count);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostMemoryBackend::CollectVictims(const VictimsParams& params, Stream& stream) {
+  HW_CHECK(params.victims.size() == params.num_sets * params.max_victims);
+  HW_CHECK(params.victim_scores.size() == params.victims.size());
+  HW_CHECK(params.used <= params.stride && params.used <= params.kept_stride);
+  for (int set = 0; set < params.num_sets; ++set) {
+    HW_RETURN_IF_ERROR(CollectVictimsOfSet(params, set));
   }
   return absl::OkStatus();
 }

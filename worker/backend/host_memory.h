@@ -12,7 +12,7 @@
 namespace heavywater {
 
 // INVALID_ARGUMENT when no backend can run this shape: head_dim must be a
-// positive multiple of 8 and the KV heads must divide the query heads.
+// positive multiple of 8, at most kMaxKvHeadDim, and the KV heads must divide the query heads.
 absl::Status CheckBackendShape(const KvShape& shape);
 
 // Where the KV rows of one head of a layer lie.
@@ -48,10 +48,13 @@ class HostMemoryBackend : public Backend {
   absl::Status Append(const KvShape& shape, const AppendParams& params, Stream& stream) override;
   absl::Status CollectGains(const KvShape& shape, const LayerView& layer, DeviceSpan<int64_t> to,
                             Stream& stream) override;
+  absl::Status SumRows(DeviceSpan<const int64_t> from, DeviceSpan<int64_t> to, int64_t num_rows,
+                       int64_t count, Stream& stream) override;
   absl::Status AddScores(const LayerView& layer, DeviceSpan<const int64_t> from, double decay,
                          Stream& stream) override;
   absl::Status PoolVotes(DeviceSpan<const int64_t> from, DeviceSpan<int64_t> to, int num_rows,
                          int64_t count, Pooling pooling, int kernel, Stream& stream) override;
+  absl::Status CollectVictims(const VictimsParams& params, Stream& stream) override;
   // `from` and `to` may be the same layer: rows only move towards slot 0.
   absl::Status GatherSlots(const KvShape& shape, const LayerView& from, const LayerView& to,
                            std::span<const Position> kept, int64_t kept_per_set,

@@ -55,15 +55,6 @@ void SlotTable::Undo(std::span<const int32_t> slots, int64_t used_before) {
   used_ = used_before;
 }
 
-std::vector<int32_t> SlotTable::Victims(std::span<const uint8_t> kept) const {
-  HW_CHECK(static_cast<int64_t>(kept.size()) == used_);
-  std::vector<int32_t> victims;
-  for (int32_t slot = 0; slot < used_; ++slot) {
-    if (positions_[slot] != kNoPosition && kept[slot] == 0) victims.push_back(slot);
-  }
-  return victims;
-}
-
 std::vector<int32_t> SlotTable::SlotsByPosition() const {
   std::vector<int32_t> slots;
   slots.reserve(resident());

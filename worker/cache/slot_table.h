@@ -40,8 +40,6 @@ class SlotTable {
   // Takes back an Append() that gave `slots` when `used` was `used_before`.
   void Undo(std::span<const int32_t> slots, int64_t used_before);
 
-  // Slots and positions where kept[slot] == 0: the victims, ascending slots.
-  std::vector<int32_t> Victims(std::span<const uint8_t> kept) const;
   // Resident positions' slots in ascending order of position.
   std::vector<int32_t> SlotsByPosition() const;
 

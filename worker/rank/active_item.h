@@ -33,6 +33,7 @@ struct ActiveItem {
   std::vector<int32_t> slots;  // [num_layers][num_sets][num_tokens], as far as taken
   GainsRegion gains;           // of size 0 without scores to add
   RecallRegion recall;         // of size 0 without recall
+  int64_t row_sums_begin = 0;  // in the exchange's buffer: a sum for each row of gains
   int64_t first_logits_row = 0;
 
   bool plans() const {

@@ -143,7 +143,7 @@ absl::Status AttentionStep::BeforeReduce() { return exchange_->Fill(items_); }
 DeviceSpan<int64_t> AttentionStep::reduce_buffer() { return exchange_->reduce_buffer(); }
 
 absl::Status AttentionStep::AfterReduce() {
-  if (absl::Status status = exchange_->Read(); !status.ok()) {
+  if (absl::Status status = exchange_->Read(items_); !status.ok()) {
     UndoAll(status);
     return status;
   }

@@ -44,7 +44,8 @@ absl::Status PromptLayer::Allocate() {
   const auto allocate = [&memory](int64_t bytes) {
     return memory.Allocate(MemoryKind::kWorkspace, bytes);
   };
-  HW_ASSIGN_OR_RETURN(sums_, allocate(region_.end() * int64_t{sizeof(int64_t)}));
+  HW_ASSIGN_OR_RETURN(sums_,
+                      allocate((region_.end() + region_.num_rows()) * int64_t{sizeof(int64_t)}));
   HW_ASSIGN_OR_RETURN(votes_, allocate(own * int64_t{sizeof(int64_t)}));
   HW_ASSIGN_OR_RETURN(mask_, allocate(own));
   HW_ASSIGN_OR_RETURN(
@@ -158,7 +159,11 @@ absl::Status PromptLayer::CheckReducedSums(int layer) const {
 
 absl::Status PromptLayer::CheckSums(int layer) const {
   if (!has_scores()) return absl::OkStatus();
-  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> sums, ToHost(sums_.As<int64_t>(0, region_.end())));
+  const DeviceSpan<int64_t> buffer = sums_.As<int64_t>();
+  const DeviceSpan<int64_t> row_sums = buffer.Sub(region_.end(), region_.num_rows());
+  HW_RETURN_IF_ERROR(cache_.backend().SumRows(region_.All(buffer), row_sums, region_.num_rows(),
+                                              region_.used, cache_.stream()));
+  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> sums, ToHost(row_sums));
   return CheckMass(cache_.options().shape, sequence_.options().policy.scope, region_,
                    num_tokens_ - ScoreFrom(), layer, sums);
 }

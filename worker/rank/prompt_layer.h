@@ -63,7 +63,7 @@ class PromptLayer {
   const int64_t num_tokens_;
   GainsRegion region_;            // [rows][num_tokens] behind the agreement
   std::vector<LayerStorage> kv_;  // [1 or num_layers], slot == position
-  DeviceBuffer sums_;             // the agreement, then the region
+  DeviceBuffer sums_;             // the agreement, the region, the sums of its rows
   DeviceBuffer votes_;            // [own_sets][num_tokens], what the choice ranks by
   DeviceBuffer mask_;
   DeviceBuffer scratch_;  // [own_sets][num_tokens]

@@ -90,7 +90,8 @@ RecallBytes RecallBytesOf(const RankCacheOptions& options, const Budget& budget,
           .channels = heads * sketch.channels,
           .sketches = heads * pages * sketch.page_bytes(),
           .tables = shape.num_layers * sets * pages * sketch.page_tokens / 8,
-          .scratch = sets * candidates * int64_t{sizeof(Position) + sizeof(int64_t) + 1}};
+          .scratch = sets * candidates * int64_t{sizeof(Position) + sizeof(int64_t)} +
+                     shape.num_layers * sets * MaxCandidates(options, sequence.policy)};
 }
 
 RecallLimits RecallLimitsOf(const RankCacheOptions& options, const SequenceOptions& sequence) {

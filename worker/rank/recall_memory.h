@@ -38,7 +38,7 @@ struct RecallBytes {
   int64_t channels = 0;  // which they are
   int64_t sketches = 0;  // of all pages
   int64_t tables = 0;    // which positions are demoted
-  int64_t scratch = 0;   // of a plan: candidates of one layer
+  int64_t scratch = 0;   // of a plan: candidates of one layer, masks of all
   int64_t total() const { return squares + channels + sketches + tables + scratch; }
 };
 RecallBytes RecallBytesOf(const RankCacheOptions& options, const Budget& budget,

@@ -147,8 +147,7 @@ absl::Status SequenceCache::UndoAppend(int64_t num_tokens, int64_t used_before,
   return used() <= planned_capacity_ ? ShrinkToPlannedCapacity() : absl::OkStatus();
 }
 
-absl::Status SequenceCache::ReleaseVictims(int layer, int set, std::span<const uint8_t> kept) {
-  const std::vector<int32_t> victims = layers_[layer].table(set).Victims(kept);
+absl::Status SequenceCache::ReleaseVictims(int layer, int set, std::span<const int32_t> victims) {
   if (victims.empty()) return absl::OkStatus();
   HW_RETURN_IF_ERROR(
       memory_.backend().ReleaseSlots(rank_.shape, View(layer), set, victims, stream_));

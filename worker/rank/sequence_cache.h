@@ -78,8 +78,8 @@ class SequenceCache {
   // used() before they did.
   absl::Status UndoAppend(int64_t num_tokens, int64_t used_before, std::span<const int32_t> slots);
 
-  // Frees the slots of one set that `kept` [used] does not mark.
-  absl::Status ReleaseVictims(int layer, int set, std::span<const uint8_t> kept);
+  // Frees occupied slots of one set.
+  absl::Status ReleaseVictims(int layer, int set, std::span<const int32_t> victims);
   // Scores of the residents, [num_sets][capacity], in host memory.
   absl::StatusOr<std::vector<int64_t>> ReadScores(int layer) const;
   // Demoted positions get slots of one set again, with these scores.

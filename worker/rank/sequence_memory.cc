@@ -14,6 +14,15 @@ int64_t AgreementBytes(const RankCacheOptions& options, int64_t num_fields) {
   return num_fields * options.world_size * int64_t{sizeof(int64_t)};
 }
 
+// Of a set in one plan: what the slots hold beyond the budget, and one for each
+// position that comes back.
+int64_t MaxVictims(const RankCacheOptions& options, const Budget& budget,
+                   const PolicyOptions& policy, int64_t capacity) {
+  const int64_t excess =
+      std::max<int64_t>(capacity - budget.budget_tokens, policy.plan_interval_steps);
+  return excess + (policy.recall.enabled ? MaxCandidates(options, policy) : 0);
+}
+
 int64_t StepBytes(const RankCacheOptions& options, const Backend& backend, const Budget& budget,
                   const SequenceOptions& sequence, int64_t capacity) {
   const SetLayout sets = SetLayoutOf(options, sequence.policy.scope);
@@ -23,7 +32,11 @@ int64_t StepBytes(const RankCacheOptions& options, const Backend& backend, const
   const int64_t always = logits + AgreementBytes(options, kItemFields) + scratch;
   if (!budget.bounded_decode) return always;
   const int64_t slots = options.shape.num_layers * capacity;
-  return always + slots * sets.rows() * int64_t{sizeof(int64_t)} + slots * sets.own_sets;
+  const int64_t row_sums = int64_t{options.shape.num_layers} * sets.rows();
+  const int64_t victims = options.shape.num_layers * sets.own_sets *
+                          MaxVictims(options, budget, sequence.policy, capacity);
+  return always + (slots * sets.rows() + row_sums) * int64_t{sizeof(int64_t)} +
+         slots * sets.own_sets + victims * int64_t{sizeof(int32_t) + sizeof(int64_t)};
 }
 
 int64_t PromptBytes(const RankCacheOptions& options, const Backend& backend, const SetLayout& sets,
@@ -31,7 +44,7 @@ int64_t PromptBytes(const RankCacheOptions& options, const Backend& backend, con
   const int64_t prompt_tokens = sequence.prompt_tokens;
   const int64_t whole = DeviceLayerBytes(options.shape, sets.own_sets, prompt_tokens).total() *
                         WholeLayers(options.shape, sequence);
-  const int64_t sums = prompt_tokens * sets.rows() * int64_t{sizeof(int64_t)};
+  const int64_t sums = (prompt_tokens + 1) * sets.rows() * int64_t{sizeof(int64_t)};
   const int64_t votes = prompt_tokens * sets.own_sets * int64_t{sizeof(int64_t)};
   const int64_t mask = prompt_tokens * sets.own_sets;
   const int64_t scratch = backend.PromptScratchBytes(options.shape, prompt_tokens);

@@ -48,6 +48,12 @@ void StepExchange::Layout(uint64_t step, std::span<ActiveItem> items) {
     }
     if (reduced) reduced_size_ = size_;
   }
+  row_sums_end_ = size_;
+  for (ActiveItem& item : items) {
+    item.row_sums_begin = row_sums_end_;
+    row_sums_end_ += item.gains.num_rows();
+    largest_size_ += item.gains.num_rows();
+  }
 }
 
 void StepExchange::SetAgreement(std::span<const ActiveItem> items) {
@@ -68,8 +74,8 @@ void StepExchange::SetAgreement(std::span<const ActiveItem> items) {
 absl::Status StepExchange::Fill(std::span<ActiveItem> items) {
   Backend& backend = cache_.backend();
   HW_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> memory, cache_.workspace().Gains(largest_size_));
-  buffer_ = memory.Sub(0, size_);
-  sums_.resize(size_);
+  buffer_ = memory.Sub(0, row_sums_end_);
+  sums_.resize(row_sums_end_);
   HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(buffer_), cache_.stream()));
   HW_RETURN_IF_ERROR(CollectGains(items));
   HW_RETURN_IF_ERROR(CheckOwnRegions(items));
@@ -79,6 +85,10 @@ absl::Status StepExchange::Fill(std::span<ActiveItem> items) {
 }
 
 absl::Status StepExchange::CollectGains(std::span<const ActiveItem> items) {
+  const bool recalls = std::any_of(items.begin(), items.end(),
+                                   [](const ActiveItem& item) { return item.recall.size() > 0; });
+  // The picks' gains are in host memory then.
+  if (recalls) HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
   for (const ActiveItem& item : items) {
     if (!item.status.ok() || !item.has_gains()) continue;
     for (int layer = 0; layer < item.gains.num_layers; ++layer) {
@@ -92,7 +102,6 @@ absl::Status StepExchange::CollectGains(std::span<const ActiveItem> items) {
 }
 
 absl::Status StepExchange::FillRecall(const ActiveItem& item) {
-  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));  // picks' gains are there
   RecallRegion region = item.recall;
   region.begin = 0;
   std::vector<int64_t> entries(region.size());
@@ -123,7 +132,11 @@ PlanInput StepExchange::InputOf(int64_t index, const ActiveItem& item) const {
 }
 
 absl::Status StepExchange::CheckOwnRegions(std::span<ActiveItem> items) {
-  if (size_ > reduced_size_) HW_RETURN_IF_ERROR(CopyToHost(reduced_size_, size_));
+  if (size_ == reduced_size_) return absl::OkStatus();
+  for (const ActiveItem& item : items) {
+    if (!item.reduces_gains()) HW_RETURN_IF_ERROR(SumRowsOf(item));
+  }
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
   for (ActiveItem& item : items) {
     if (!item.status.ok() || !item.has_gains() || item.reduces_gains()) continue;
     const absl::Status mass = CheckMassOf(item);
@@ -135,18 +148,33 @@ absl::Status StepExchange::CheckOwnRegions(std::span<ActiveItem> items) {
 absl::Status StepExchange::CheckMassOf(const ActiveItem& item) const {
   return CheckMass(cache_.options().shape, item.sequence->options().policy.scope, item.gains,
                    item.sequence->queries_since_plan() + item.spec.num_tokens,
-                   /*first_layer=*/0, sums_, RecalledMass(item));
+                   /*first_layer=*/0,
+                   std::span(sums_).subspan(item.row_sums_begin, item.gains.num_rows()),
+                   RecalledMass(item));
 }
 
-absl::Status StepExchange::CopyToHost(int64_t begin, int64_t end) {
-  const std::span<int64_t> to = std::span(sums_).subspan(begin, end - begin);
-  HW_RETURN_IF_ERROR(cache_.backend().CopyToHost(
-      std::as_writable_bytes(to), DeviceBytes(buffer_.Sub(begin, end - begin)), cache_.stream()));
-  return cache_.backend().Synchronize(cache_.stream());
+absl::Status StepExchange::SumRowsOf(const ActiveItem& item) {
+  if (!item.status.ok() || !item.has_gains()) return absl::OkStatus();
+  const int64_t rows = item.gains.num_rows();
+  HW_RETURN_IF_ERROR(cache_.backend().SumRows(item.gains.All(buffer_),
+                                              buffer_.Sub(item.row_sums_begin, rows), rows,
+                                              item.gains.used, cache_.stream()));
+  HW_RETURN_IF_ERROR(CopyToHost(item.row_sums_begin, rows));
+  return CopyToHost(item.recall.begin, item.recall.size());
 }
 
-absl::Status StepExchange::Read() {
-  HW_RETURN_IF_ERROR(CopyToHost(0, reduced_size_));
+absl::Status StepExchange::CopyToHost(int64_t begin, int64_t count) {
+  if (count == 0) return absl::OkStatus();
+  return cache_.backend().CopyToHost(std::as_writable_bytes(std::span(sums_).subspan(begin, count)),
+                                     DeviceBytes(buffer_.Sub(begin, count)), cache_.stream());
+}
+
+absl::Status StepExchange::Read(std::span<const ActiveItem> items) {
+  for (const ActiveItem& item : items) {
+    if (item.reduces_gains()) HW_RETURN_IF_ERROR(SumRowsOf(item));
+  }
+  HW_RETURN_IF_ERROR(CopyToHost(0, agreement_.size()));
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
   std::copy_n(sums_.begin(), agreement_.size(), agreement_.entries().begin());
   HW_RETURN_IF_ERROR(agreement_.CheckEqual(kStep, "step number"));
   return agreement_.CheckEqual(kLength,

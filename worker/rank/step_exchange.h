@@ -15,7 +15,8 @@
 namespace heavywater {
 
 // buffer: the agreement, the regions that are reduced, the regions of this rank
-// alone (scope kv_head).
+// alone (scope kv_head); then, never reduced, the sums of the regions' rows. Gains
+// stay on the device: to the host come the agreement, recall's regions and the sums.
 class StepExchange {
  public:
   explicit StepExchange(RankCache& cache)
@@ -30,7 +31,7 @@ class StepExchange {
 
   // After the reduce. FAILED_PRECONDITION naming both values when ranks are not in
   // the same step.
-  absl::Status Read();
+  absl::Status Read(std::span<const ActiveItem> items);
   // Whether all ranks can run the item and hold the same of it: the failing
   // rank's code, or FAILED_PRECONDITION naming both values.
   absl::Status CheckItem(int64_t index, const ActiveItem& item) const;
@@ -42,7 +43,8 @@ class StepExchange {
  private:
   absl::Status CollectGains(std::span<const ActiveItem> items);
   absl::Status CheckOwnRegions(std::span<ActiveItem> items);
-  absl::Status CopyToHost(int64_t begin, int64_t end);  // of the buffer, to sums_
+  absl::Status SumRowsOf(const ActiveItem& item);         // and copies what the host needs
+  absl::Status CopyToHost(int64_t begin, int64_t count);  // of the buffer, to sums_
   void SetAgreement(std::span<const ActiveItem> items);
   absl::Status FillRecall(const ActiveItem& item);
   std::vector<int64_t> RecalledMass(const ActiveItem& item) const;
@@ -51,11 +53,12 @@ class StepExchange {
   RankCache& cache_;
   uint64_t step_ = 0;
   Agreement agreement_;
-  int64_t size_ = 0;
+  int64_t size_ = 0;          // without the sums of rows
+  int64_t row_sums_end_ = 0;  // with them
   int64_t reduced_size_ = 0;
   int64_t largest_size_ = 0;  // with every slot in use: the buffer need not grow until then
   DeviceSpan<int64_t> buffer_;
-  std::vector<int64_t> sums_;  // its host copy
+  std::vector<int64_t> sums_;  // its host copy, where the host needs it
 };
 
 }  // namespace heavywater

@@ -90,6 +90,12 @@ absl::StatusOr<DeviceSpan<int64_t>> Workspace::Gains(int64_t count) {
 absl::StatusOr<DeviceSpan<uint8_t>> Workspace::Masks(int64_t count) {
   return Ensure<uint8_t>(MemoryKind::kWorkspace, masks_, count);
 }
+absl::StatusOr<DeviceSpan<int32_t>> Workspace::Victims(int64_t count) {
+  return Ensure<int32_t>(MemoryKind::kWorkspace, victims_, count);
+}
+absl::StatusOr<DeviceSpan<int64_t>> Workspace::VictimScores(int64_t count) {
+  return Ensure<int64_t>(MemoryKind::kWorkspace, victim_scores_, count);
+}
 absl::StatusOr<DeviceSpan<std::byte>> Workspace::Scratch(int64_t bytes) {
   return Ensure<std::byte>(MemoryKind::kScratch, scratch_, bytes);
 }
@@ -112,6 +118,8 @@ absl::Status Workspace::ReserveExtraLogits(int64_t rows) {
 void Workspace::TrimGains() {
   gains_ = DeviceBuffer();
   masks_ = DeviceBuffer();
+  victims_ = DeviceBuffer();
+  victim_scores_ = DeviceBuffer();
   candidate_positions_ = DeviceBuffer();
   candidate_scores_ = DeviceBuffer();
   scratch_ = DeviceBuffer();

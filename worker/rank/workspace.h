@@ -35,6 +35,8 @@ class Workspace {
   absl::StatusOr<DeviceSpan<uint8_t>> Masks(int64_t count);
   absl::StatusOr<DeviceSpan<Position>> CandidatePositions(int64_t count);
   absl::StatusOr<DeviceSpan<int64_t>> CandidateScores(int64_t count);
+  absl::StatusOr<DeviceSpan<int32_t>> Victims(int64_t count);
+  absl::StatusOr<DeviceSpan<int64_t>> VictimScores(int64_t count);
   absl::StatusOr<DeviceSpan<std::byte>> Scratch(int64_t bytes);  // of Backend::Attend()
   absl::StatusOr<DeviceSpan<float>> Logits(int64_t rows);        // [rows][vocab_size]
   // Logits rows beyond one for each sequence. RESOURCE_EXHAUSTED.
@@ -67,6 +69,8 @@ class Workspace {
   DeviceBuffer attention_;
   DeviceBuffer gains_;
   DeviceBuffer masks_;
+  DeviceBuffer victims_;
+  DeviceBuffer victim_scores_;
   DeviceBuffer candidate_positions_;
   DeviceBuffer candidate_scores_;
   DeviceBuffer scratch_;

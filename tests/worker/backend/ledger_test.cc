@@ -1,5 +1,6 @@
-// Operations on scores: CollectGains, AddScores, PoolVotes.
+// Operations on scores: CollectGains, SumRows, AddScores, PoolVotes.
 #include <cmath>
+#include <limits>
 
 #include "tests/worker/backend/backend_test_base.h"
 
@@ -41,6 +42,39 @@ TEST_P(BackendTest, CollectSumsTheHeadsOfASharedSetAndClearsThem) {
 TEST_P(BackendTest, CollectKeepsTheSetsOfKvHeadsApart) {
   const DeviceLayer layer(backend(), LayerWithGains(2, 2));
   EXPECT_EQ(Collect(backend(), Shape(2), layer), (std::vector<int64_t>{1, 2, 3, 6, 7, 8}));
+}
+
+std::vector<int64_t> Sums(Backend& backend, const std::vector<int64_t>& rows, int64_t num_rows) {
+  const DeviceBuffer from = Upload(backend, rows);
+  const DeviceBuffer to = Upload(backend, std::vector<int64_t>(num_rows, 77));
+  Stream stream;
+  EXPECT_TRUE(backend
+                  .SumRows(from.As<int64_t>(), to.As<int64_t>(), num_rows,
+                           static_cast<int64_t>(rows.size()) / num_rows, stream)
+                  .ok());
+  return Download<int64_t>(backend, to);
+}
+
+TEST_P(BackendTest, SumRowsAddsEachRowWithoutLosingABit) {
+  EXPECT_EQ(Sums(backend(), {1, 2, 3, 4, 5, 6}, 2), (std::vector<int64_t>{6, 15}));
+  constexpr int64_t kLarge = (int64_t{1} << 60) + 1;
+  EXPECT_EQ(Sums(backend(), {kLarge, 2, 0, kLarge}, 1), (std::vector<int64_t>{2 * kLarge + 2}));
+  std::mt19937 rng(5);
+  std::vector<int64_t> rows(3 * 2017);
+  std::vector<int64_t> want(3, 0);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = static_cast<int64_t>(rng());
+    want[i / 2017] += rows[i];
+  }
+  EXPECT_EQ(Sums(backend(), rows, 3), want);
+}
+
+TEST_P(BackendTest, SumRowsTellsNegativePartsAndStopsAtTheLargestInteger) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(Sums(backend(), {5, -1, 7, 1, 2, 3}, 2), (std::vector<int64_t>{-1, 6}));
+  EXPECT_EQ(Sums(backend(), {kMost, 1, 0, kMost - 3, 3, 0}, 2),
+            (std::vector<int64_t>{kMost, kMost}));
+  EXPECT_EQ(Sums(backend(), {kMost, kMost, kMost, -kMost - 1}, 1), (std::vector<int64_t>{-1}));
 }
 
 std::vector<int64_t> AddTo(Backend& backend, const std::vector<int64_t>& scores,

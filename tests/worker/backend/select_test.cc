@@ -1,4 +1,4 @@
-// Backend::Select against SelectKept() and against the rule as it reads.
+// Backend::Select against SelectKept() and against the rule as it reads; CollectVictims.
 #include <algorithm>
 #include <numeric>
 
@@ -121,6 +121,98 @@ TEST_P(BackendTest, SelectProtectsTheWindowWhenAllScoresAreEqual) {
     EXPECT_EQ(std::vector<uint8_t>(kept.begin() + 12, kept.end()), std::vector<uint8_t>(4, 1));
     EXPECT_EQ(kept[0], 1);
     EXPECT_EQ(kept[9], outsider == 0 ? 0 : 1);
+  }
+}
+
+struct Victims {
+  absl::Status status;
+  std::vector<int32_t> slots;
+  std::vector<int64_t> scores;
+};
+
+// Two sets of five slots, the last one no longer in use.
+Victims CollectOf(Backend& backend, const std::vector<uint8_t>& kept, int64_t max_victims) {
+  constexpr int64_t kStride = 5;
+  constexpr int64_t kUsed = 4;
+  const DeviceBuffer positions = Upload(
+      backend, std::vector<Position>{9, kNoPosition, 4, 2, 1, kNoPosition, 7, 3, 8, kNoPosition});
+  const DeviceBuffer scores =
+      Upload(backend, std::vector<int64_t>{10, 11, 12, 13, 14, 20, 21, 22, 23, 24});
+  const DeviceBuffer mask = Upload(backend, kept);
+  const DeviceBuffer victims = Upload(backend, std::vector<int32_t>(2 * max_victims, 99));
+  const DeviceBuffer victim_scores = Upload(backend, std::vector<int64_t>(2 * max_victims, 99));
+  Stream stream;
+  Victims got;
+  got.status = backend.CollectVictims({.positions = positions.As<Position>(),
+                                       .scores = scores.As<int64_t>(),
+                                       .kept = mask.As<uint8_t>(),
+                                       .victims = victims.As<int32_t>(),
+                                       .victim_scores = victim_scores.As<int64_t>(),
+                                       .num_sets = 2,
+                                       .stride = kStride,
+                                       .kept_stride = static_cast<int64_t>(kept.size()) / 2,
+                                       .used = kUsed,
+                                       .max_victims = max_victims},
+                                      stream);
+  if (got.status.ok()) got.status = backend.Synchronize(stream);
+  got.slots = Download<int32_t>(backend, victims);
+  got.scores = Download<int64_t>(backend, victim_scores);
+  return got;
+}
+
+TEST_P(BackendTest, VictimsAreOccupiedSlotsThatTheMaskLeavesOut) {
+  // The mask's last entries are candidates', not slots'.
+  const Victims got = CollectOf(backend(), {1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0}, 3);
+  ASSERT_TRUE(got.status.ok()) << got.status;
+  EXPECT_EQ(got.slots, (std::vector<int32_t>{2, 3, -1, 1, 2, -1}));
+  EXPECT_EQ(got.scores, (std::vector<int64_t>{12, 13, 0, 21, 22, 0}));
+}
+
+TEST_P(BackendTest, NoVictimsLeaveNoTrace) {
+  const Victims got = CollectOf(backend(), std::vector<uint8_t>(10, 1), 2);
+  ASSERT_TRUE(got.status.ok()) << got.status;
+  EXPECT_EQ(got.slots, std::vector<int32_t>(4, -1));
+}
+
+TEST_P(BackendTest, MoreVictimsThanThereIsRoomForAreRefused) {
+  const Victims got = CollectOf(backend(), std::vector<uint8_t>(10, 0), 2);
+  EXPECT_EQ(got.status.code(), absl::StatusCode::kFailedPrecondition) << got.status;
+}
+
+TEST_P(BackendTest, VictimsOfManySlotsAreEveryOneThatGoesInOrder) {
+  std::mt19937 rng(11);
+  for (const int64_t used : {1, 31, 32, 33, 255, 256, 257, 1500}) {
+    Set set = RandomSet(rng, used, 50);
+    std::vector<uint8_t> kept(used);
+    std::vector<int32_t> want;
+    std::vector<int64_t> want_scores;
+    for (int64_t slot = 0; slot < used; ++slot) {
+      kept[slot] = rng() % 3 != 0;
+      if (set.positions[slot] == kNoPosition || kept[slot] != 0) continue;
+      want.push_back(static_cast<int32_t>(slot));
+      want_scores.push_back(set.scores[slot]);
+    }
+    const auto max_victims = static_cast<int64_t>(want.size());
+    const DeviceBuffer positions = Upload(backend(), set.positions);
+    const DeviceBuffer scores = Upload(backend(), set.scores);
+    const DeviceBuffer mask = Upload(backend(), kept);
+    const DeviceBuffer victims = Upload(backend(), std::vector<int32_t>(max_victims, 99));
+    const DeviceBuffer victim_scores = Upload(backend(), std::vector<int64_t>(max_victims, 99));
+    Stream stream;
+    ASSERT_TRUE(backend()
+                    .CollectVictims({.positions = positions.As<Position>(),
+                                     .scores = scores.As<int64_t>(),
+                                     .kept = mask.As<uint8_t>(),
+                                     .victims = victims.As<int32_t>(),
+                                     .victim_scores = victim_scores.As<int64_t>(),
+                                     .stride = used,
+                                     .kept_stride = used,
+                                     .used = used,
+                                     .max_victims = max_victims},
+                                    stream)
+                    .ok());
+    EXPECT_EQ(Download<int32_t>(backend(), victims), want) << used << " slots";
+    EXPECT_EQ(Download<int64_t>(backend(), victim_scores), want_scores);
   }
 }
 

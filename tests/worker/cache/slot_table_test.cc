@@ -59,13 +59,6 @@ TEST(SlotTableTest, UndoRestoresWhatAppendFound) {
   EXPECT_THAT(Append(table, 4, 3), ElementsAre(1, 4, 5));
 }
 
-TEST(SlotTableTest, VictimsAreOccupiedSlotsThatTheMaskLeavesOut) {
-  SlotTable table(4);
-  Append(table, 0, 4);
-  table.Release(std::vector<int32_t>{0});
-  EXPECT_THAT(table.Victims(std::vector<uint8_t>{0, 1, 0, 1}), ElementsAre(2));
-}
-
 TEST(SlotTableTest, SlotsAreListedByPosition) {
   SlotTable table(3);
   Append(table, 0, 3);
@@ -112,9 +105,10 @@ TEST(SlotTableTest, TwoTablesWithTheSameCallsAreTheSame) {
       EXPECT_EQ(Append(a, next, count), Append(b, next, count));
       next += static_cast<Position>(count);
     }
-    std::vector<uint8_t> kept(a.used());
-    for (uint8_t& k : kept) k = random() % 4 != 0;
-    const std::vector<int32_t> victims = a.Victims(kept);
+    std::vector<int32_t> victims;
+    for (const int32_t slot : a.SlotsByPosition()) {
+      if (random() % 4 == 0) victims.push_back(slot);
+    }
     a.Release(victims);
     b.Release(std::vector<int32_t>(victims.rbegin(), victims.rend()));
     EXPECT_TRUE(std::equal(a.positions().begin(), a.positions().end(), b.positions().begin()));

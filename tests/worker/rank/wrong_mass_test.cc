@@ -85,7 +85,7 @@ class WrongMassTest : public ::testing::TestWithParam<Variant> {
     const std::string message(status.message());
     const std::string name = "rank " + std::to_string(bad_rank());
     if (GetParam().scope == Scope::kLayer) {
-      EXPECT_THAT(message, HasSubstr("attention received in layer 1, set 0 sums to "));
+      EXPECT_THAT(message, HasSubstr("attention received in layer 1, set 0 "));
     } else if (rank == bad_rank()) {
       EXPECT_THAT(message, AllOf(HasSubstr(name), HasSubstr("attention received in layer 1")));
     } else {

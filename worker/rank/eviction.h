@@ -1,0 +1,18 @@
+// Whom a plan gives up, and who comes back.
+#pragma once
+
+#include "absl/status/status.h"
+#include "worker/rank/plan.h"
+#include "worker/rank/rank_cache.h"
+#include "worker/rank/sequence_cache.h"
+
+namespace heavywater {
+
+// Every set of every layer keeps sinks, recent, and the top of the rest: of its
+// residents, and with recall of the demoted positions that KV heads propose, too.
+// Chosen on the device, where the scores are; only the victims (with recall: their
+// scores, for its ledger) come to the host, once for all layers. Scores are up to
+// date.
+absl::Status Evict(RankCache& cache, SequenceCache& sequence, const PlanInput& input);
+
+}  // namespace heavywater
