@@ -21,7 +21,16 @@ from attention_reference import (
     policies,
 )
 from cluster import Cluster, cluster
-from heavywater import DECODE, PROMPT, PROMPT_LAST, AttentionClient, AttentionItem, AttentionShape, PolicyOptions
+from heavywater import (
+    DECODE,
+    PROMPT,
+    PROMPT_LAST,
+    AttentionClient,
+    AttentionItem,
+    AttentionShape,
+    HeavywaterError,
+    PolicyOptions,
+)
 from heavywater.v1 import page_store_pb2, sequence_pb2
 
 SHAPE = AttentionShape(LAYERS, QUERY_HEADS, KV_HEADS, SIZE, dtype="fp32")
@@ -188,6 +197,22 @@ def test_rows_read_back_bit_for_bit_and_the_cache_service_knows_the_sets(
     )
     rows = b"".join(chunk.rows for chunk in group.pages.Read(request, timeout=10))
     assert rows == text.k[0, demoted, 2].tobytes() + text.v[0, demoted, 2].tobytes()
+
+
+def test_rows_that_one_rank_would_refuse_reach_none_and_the_step_goes_on(engine: AttentionClient) -> None:
+    text = Text(15, 40)
+    policy, _ = bounded("h2o", "layer")
+    sequence = engine.open(policy, prompt_tokens=40, max_tokens=50).sequence_id
+    q, k, v = text.rows(0, 40)
+    bad = v[0].copy()
+    bad[3, KV_HEADS - 1, 1] = np.nan
+    engine.begin([AttentionItem(sequence, PROMPT_LAST, 0, 40)])
+    with pytest.raises(HeavywaterError, match=r"INVALID_ARGUMENT: values\["):
+        engine.attend(0, q[0], k[0], bad)
+    for layer in range(LAYERS):
+        out = engine.attend(layer, q[layer], k[layer], v[layer])
+        np.testing.assert_allclose(out, text.prompt_out(layer, 40), atol=TOLERANCE)
+    assert all(status.ok() for status in engine.end())
 
 
 def test_a_client_that_goes_leaves_nothing_on_the_device(group: Cluster) -> None:

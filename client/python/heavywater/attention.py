@@ -123,6 +123,13 @@ class AttentionClient:
 
     def attend(self, layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         """One layer of the step: q [rows, query heads, head_dim], k and v [rows, KV heads, head_dim] -> like q."""
+        if len(self._ranks) > 1:  # a rank that refused what the others take would fall behind them
+            for name, rows, heads in (
+                ("queries", q, self.shape.num_query_heads),
+                ("keys", k, self.shape.num_kv_heads),
+                ("values", v, self.shape.num_kv_heads),
+            ):
+                _check_rows(name, rows, (len(q), heads, self.shape.head_dim))
         answers = self._all(lambda rank: rank.attend(layer, *rank.own_heads(q, k, v)))
         return np.concatenate(answers, axis=1)
 
@@ -161,7 +168,7 @@ class AttentionClient:
     def read_kv(
         self, sequence_id: int, layer: int, kv_head: int, first_position: int, num_positions: int
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """(K, V) as stored, each [num_positions, head_dim]: float32, or uint16 holding bfloat16's bits."""
+        """(K, V) as stored, each [num_positions, head_dim]: float32, float16, or uint16 holding bfloat16's bits."""
         for rank in self._ranks:
             if rank.holds(kv_head):
                 return rank.read_kv(sequence_id, layer, kv_head, first_position, num_positions)
@@ -174,6 +181,16 @@ class AttentionClient:
         if errors:
             raise errors[0]
         return [future.result() for future in futures]
+
+
+def _check_rows(name: str, rows: Floats, shape: tuple[int, int, int]) -> None:
+    if rows.shape != shape:
+        raise HeavywaterError("INVALID_ARGUMENT", f"{name} has shape {rows.shape}, want {shape}")
+    wrong = np.flatnonzero(~np.isfinite(rows))
+    if wrong.size:
+        index = int(wrong[0])
+        message = f"{name}[{index}] is {rows.flat[index]}, want a finite number"
+        raise HeavywaterError("INVALID_ARGUMENT", message)
 
 
 def _first_failures(by_rank: Sequence[Sequence[attention_pb2.ItemStatus]]) -> list[ItemStatus]:
