@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker/comm": {BASE, "worker/backend"},
     "worker/rank": {BASE, TIER, *RANK_PARTS},
     "worker/model": {BASE, "proto", *RANK_PARTS, "worker/rank"},
+    "worker/sizing": {BASE, *RANK_PARTS, "worker/rank", "worker/model"},
     "worker/server": {BASE, TIER, RUNTIME, "proto", *RANK_PARTS, "worker/rank", "worker/model", "client/cpp"},
     RUNTIME: {BASE, "proto"},
     "cache_service/registry": {BASE, TIER, "proto"},
@@ -42,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 # The core builds without these (DESIGN: "The core").
-CORE = (BASE, TIER, *RANK_PARTS, "worker/rank")
+CORE = (BASE, TIER, *RANK_PARTS, "worker/rank", "worker/sizing")
 SERVER_ONLY = re.compile(r"^(grpc|google/protobuf|spdlog|yaml-cpp|prometheus|heavywater/v1)")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)

@@ -129,15 +129,11 @@ struct VictimsParams {
   int64_t max_victims = 0;
 };
 
-class Backend {
+// What attention works in, known without a device: admission and plans of
+// deployments count with it.
+class ScratchSizes {
  public:
-  virtual ~Backend() = default;
-
-  // "reference", "cpu-avx2", "cpu-avx512", ...
-  virtual std::string Name() const = 0;
-
-  // INVALID_ARGUMENT naming the field when this backend cannot run the shape.
-  virtual absl::Status CheckShape(const KvShape& shape) const = 0;
+  virtual ~ScratchSizes() = default;
 
   // What Attend() needs beside its inputs and results for sequences of up to
   // `capacity` slots and recall within `recall`, in any batch, and AttendPrompt() for
@@ -147,6 +143,15 @@ class Backend {
     return 0;
   }
   virtual int64_t PromptScratchBytes(const KvShape& shape, int64_t num_keys) const { return 0; }
+};
+
+class Backend : public ScratchSizes {
+ public:
+  // "reference", "cpu-avx2", "cpu-avx512", ...
+  virtual std::string Name() const = 0;
+
+  // INVALID_ARGUMENT naming the field when this backend cannot run the shape.
+  virtual absl::Status CheckShape(const KvShape& shape) const = 0;
 
   // Memory, zeroed. RESOURCE_EXHAUSTED when the device has none left.
   virtual absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) = 0;

@@ -62,4 +62,9 @@ LayerBytes DeviceLayerBytes(const KvShape& shape, int num_sets, int64_t capacity
   return bytes;
 }
 
+int64_t FullCacheBytes(const KvShape& shape, int64_t tokens) {
+  const int64_t pages = (tokens + shape.page_tokens - 1) / shape.page_tokens;
+  return pages * shape.page_tokens * shape.row_bytes() * shape.num_kv_heads * shape.num_layers;
+}
+
 }  // namespace heavywater

@@ -6,13 +6,10 @@
 
 #include "absl/status/statusor.h"
 #include "cache_service/base/ids.h"
+#include "worker/cache/kv_dtype.h"
 
 namespace heavywater {
 
-enum class KvDtype { kFloat32, kBFloat16, kFloat16 };
-inline constexpr KvDtype kKvDtypes[] = {KvDtype::kFloat32, KvDtype::kBFloat16, KvDtype::kFloat16};
-
-constexpr int ElementBytes(KvDtype dtype) { return dtype == KvDtype::kFloat32 ? 4 : 2; }
 std::string_view KvDtypeName(KvDtype dtype);  // "fp32", "bf16", "fp16"
 absl::StatusOr<KvDtype> ParseKvDtype(std::string_view name);
 
@@ -48,5 +45,9 @@ struct LayerBytes {
   int64_t total() const { return slots + scores + tables; }
 };
 LayerBytes DeviceLayerBytes(const KvShape& shape, int num_sets, int64_t capacity);
+
+// What a cache that keeps everything holds of this rank's heads for one sequence:
+// all layers, whole pages, nothing but keys and values.
+int64_t FullCacheBytes(const KvShape& shape, int64_t tokens);
 
 }  // namespace heavywater

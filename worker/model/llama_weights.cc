@@ -183,6 +183,15 @@ class Loader {
 
 }  // namespace
 
+WeightCounts CountWeights(const ModelConfig& config, const RankShard& shard) {
+  LlamaWeights weights;
+  Arena arena;
+  LayOut(config, shard, arena, weights);
+  const int64_t embedding = weights.embedding.rows * weights.embedding.cols;
+  return {.all = arena.used(),
+          .read_by_step = arena.used() - (config.tied_embeddings ? 0 : embedding)};
+}
+
 absl::StatusOr<LlamaWeights> LoadLlamaWeights(const GgufFile& file, const ModelConfig& config,
                                               const RankShard& shard, Backend& backend) {
   LlamaWeights weights;

@@ -40,6 +40,15 @@ struct LlamaWeights {
   DeviceBuffer memory;  // CPU memory: this is the CPU runner's
 };
 
+// Elements of a rank's weights, padding included.
+struct WeightCounts {
+  int64_t all = 0;
+  // A step reads every matrix but the embedding, of which it reads a row a token;
+  // tied, the embedding is the output's matrix.
+  int64_t read_by_step = 0;
+};
+WeightCounts CountWeights(const ModelConfig& config, const RankShard& shard);
+
 // Reads only the rank's rows and columns. One allocation, no second copy.
 // INVALID_ARGUMENT for a tensor of another shape, NOT_FOUND for a missing one,
 // UNIMPLEMENTED for one that this runner would have to ignore (a bias, say);

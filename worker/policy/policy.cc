@@ -149,6 +149,22 @@ TokenBudget ResolveTokens(const PolicyOptions& options, int64_t prompt_tokens) {
 
 }  // namespace
 
+void ReplaceBudget(const GivenBudget& given, PolicyOptions& options) {
+  const bool replaced =
+      given.heavy_tokens != 0 || given.heavy_ratio != 0 || given.recent_ratio != 0;
+  if (given.device_ratio.has_value() || replaced) {
+    options.device_ratio = given.device_ratio.value_or(0);
+  }
+  if (given.recent_ratio != 0 && given.recent_tokens == 0) options.recent_tokens = 0;
+  const auto take = [](auto from, auto& to) {
+    if (from != 0) to = from;
+  };
+  take(given.heavy_tokens, options.heavy_tokens);
+  take(given.recent_tokens, options.recent_tokens);
+  take(given.heavy_ratio, options.heavy_ratio);
+  take(given.recent_ratio, options.recent_ratio);
+}
+
 absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t prompt_tokens) {
   HW_RETURN_IF_ERROR(Check(options, prompt_tokens));
   const TokenBudget tokens = ResolveTokens(options, prompt_tokens);

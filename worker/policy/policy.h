@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -63,6 +64,19 @@ struct PolicyOptions {
   double device_ratio = 0;
   RecallOptions recall;
 };
+
+// Another budget than a preset's, as a caller gives it: 0 or absent is not given.
+struct GivenBudget {
+  int64_t heavy_tokens = 0;
+  int64_t recent_tokens = 0;
+  double heavy_ratio = 0;
+  double recent_ratio = 0;
+  std::optional<double> device_ratio = {};
+};
+// Takes the fields that are given, and from the preset only what does not
+// contradict them: a heavy budget or a ratio ends its device_ratio, a recent_ratio
+// its recent_tokens.
+void ReplaceBudget(const GivenBudget& given, PolicyOptions& options);
 
 // Where a prompt's scores come from.
 enum class PromptScores { kNone, kWindow, kAllQueries };

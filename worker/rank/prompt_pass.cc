@@ -8,6 +8,7 @@
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/rank/sequence_cache.h"
+#include "worker/rank/sequence_memory.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
@@ -32,10 +33,9 @@ absl::StatusOr<std::unique_ptr<PromptPass>> PromptPass::Create(RankCache& cache,
 PromptPass::~PromptPass() = default;
 
 absl::Status PromptPass::Allocate(SequenceId sequence) {
-  HW_ASSIGN_OR_RETURN(
-      hidden_, cache_.mutable_memory().Allocate(
-                   MemoryKind::kPromptHidden,
-                   num_tokens() * model_.hidden_size() * static_cast<int64_t>(sizeof(float))));
+  HW_ASSIGN_OR_RETURN(hidden_, cache_.mutable_memory().Allocate(
+                                   MemoryKind::kPromptHidden,
+                                   PromptHiddenBytes(num_tokens(), model_.hidden_size())));
   HW_ASSIGN_OR_RETURN(attention_, PromptAttention::Create(cache_, sequence));
   return absl::OkStatus();
 }

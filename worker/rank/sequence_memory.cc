@@ -23,12 +23,12 @@ int64_t MaxVictims(const RankCacheOptions& options, const Budget& budget,
   return excess + (policy.recall.enabled ? MaxCandidates(options, policy) : 0);
 }
 
-int64_t StepBytes(const RankCacheOptions& options, const Backend& backend, const Budget& budget,
-                  const SequenceOptions& sequence, int64_t capacity) {
+int64_t StepBytes(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,
+                  const Budget& budget, const SequenceOptions& sequence, int64_t capacity) {
   const SetLayout sets = SetLayoutOf(options, sequence.policy.scope);
   const int64_t logits = int64_t{options.vocab_size} * int64_t{sizeof(float)};
   const int64_t scratch =
-      backend.AttendScratchBytes(options.shape, capacity, RecallLimitsOf(options, sequence));
+      scratch_sizes.AttendScratchBytes(options.shape, capacity, RecallLimitsOf(options, sequence));
   const int64_t always = logits + AgreementBytes(options, kItemFields) + scratch;
   if (!budget.bounded_decode) return always;
   const int64_t slots = options.shape.num_layers * capacity;
@@ -39,15 +39,15 @@ int64_t StepBytes(const RankCacheOptions& options, const Backend& backend, const
          slots * sets.own_sets + victims * int64_t{sizeof(int32_t) + sizeof(int64_t)};
 }
 
-int64_t PromptBytes(const RankCacheOptions& options, const Backend& backend, const SetLayout& sets,
-                    const SequenceOptions& sequence) {
+int64_t PromptBytes(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,
+                    const SetLayout& sets, const SequenceOptions& sequence) {
   const int64_t prompt_tokens = sequence.prompt_tokens;
   const int64_t whole = DeviceLayerBytes(options.shape, sets.own_sets, prompt_tokens).total() *
                         WholeLayers(options.shape, sequence);
   const int64_t sums = (prompt_tokens + 1) * sets.rows() * int64_t{sizeof(int64_t)};
   const int64_t votes = prompt_tokens * sets.own_sets * int64_t{sizeof(int64_t)};
   const int64_t mask = prompt_tokens * sets.own_sets;
-  const int64_t scratch = backend.PromptScratchBytes(options.shape, prompt_tokens);
+  const int64_t scratch = scratch_sizes.PromptScratchBytes(options.shape, prompt_tokens);
   return whole + sums + votes + mask + scratch + AgreementBytes(options, kPromptFields);
 }
 
@@ -83,16 +83,20 @@ int64_t SlotCapacity(const RankCacheOptions& options, const Budget& budget,
   return std::min(budget.budget_tokens + sequence.policy.plan_interval_steps, all);
 }
 
-SequenceBytes BytesOf(const RankCacheOptions& options, const Backend& backend, const Budget& budget,
-                      const SequenceOptions& sequence, int64_t capacity) {
+int64_t PromptHiddenBytes(int64_t prompt_tokens, int hidden_size) {
+  return prompt_tokens * hidden_size * int64_t{sizeof(float)};
+}
+
+SequenceBytes BytesOf(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,
+                      const Budget& budget, const SequenceOptions& sequence, int64_t capacity) {
   const SetLayout sets = SetLayoutOf(options, sequence.policy.scope);
   const int64_t layer = DeviceLayerBytes(options.shape, sets.own_sets, capacity).total();
   const int64_t region =
       RecallRegionOf(options, budget, sequence.policy, 0).size() * int64_t{sizeof(int64_t)};
   return {.layers = layer * options.shape.num_layers,
           .growth = budget.bounded_decode ? 0 : layer,
-          .step = StepBytes(options, backend, budget, sequence, capacity) + region,
-          .prompt = PromptBytes(options, backend, sets, sequence),
+          .step = StepBytes(options, scratch_sizes, budget, sequence, capacity) + region,
+          .prompt = PromptBytes(options, scratch_sizes, sets, sequence),
           .recall = RecallBytesOf(options, budget, sequence, capacity).total()};
 }
 

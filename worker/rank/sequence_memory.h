@@ -43,8 +43,11 @@ struct SequenceBytes {
   int64_t steady() const { return layers + growth + step + recall; }
   int64_t total() const { return steady() + prompt; }
 };
-SequenceBytes BytesOf(const RankCacheOptions& options, const Backend& backend, const Budget& budget,
-                      const SequenceOptions& sequence, int64_t capacity);
+SequenceBytes BytesOf(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,
+                      const Budget& budget, const SequenceOptions& sequence, int64_t capacity);
+
+// Hidden states of all of a prompt's tokens: held while it runs, beside the limit.
+int64_t PromptHiddenBytes(int64_t prompt_tokens, int hidden_size);
 
 // Fields that an item has in a step's agreement, and those of the step itself.
 inline constexpr int kStepFields = 2;

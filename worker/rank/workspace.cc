@@ -9,7 +9,27 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
 
+// Of max_step_tokens rows each: hidden states, queries or attention, keys or values.
+struct RowBytes {
+  int64_t hidden = 0;
+  int64_t queries = 0;
+  int64_t kv = 0;
+};
+RowBytes RowBytesOf(const RankCacheOptions& options) {
+  const KvShape& shape = options.shape;
+  const int64_t rows = int64_t{options.max_step_tokens} * kFloatBytes;
+  return {.hidden = rows * options.hidden_size,
+          .queries = rows * shape.num_query_heads * shape.head_dim,
+          .kv = rows * shape.num_kv_heads * shape.head_dim};
+}
+
 }  // namespace
+
+int64_t Workspace::StandingBytes(const RankCacheOptions& options) {
+  const RowBytes rows = RowBytesOf(options);
+  const int64_t agreement = kStepFields * options.world_size * int64_t{sizeof(int64_t)};
+  return 2 * (rows.hidden + rows.queries + rows.kv) + agreement;
+}
 
 absl::StatusOr<std::unique_ptr<Workspace>> Workspace::Create(const RankCacheOptions& options,
                                                              DeviceMemory& memory) {
@@ -27,24 +47,20 @@ int64_t Workspace::kv_width() const {
 }
 
 absl::Status Workspace::AllocateRows() {
-  const int64_t rows = options_.max_step_tokens;
-  const int64_t hidden = rows * options_.hidden_size * kFloatBytes;
-  const int64_t queries = rows * query_width() * kFloatBytes;
-  const int64_t kv = rows * kv_width() * kFloatBytes;
-  const int64_t agreement = kStepFields * options_.world_size * int64_t{sizeof(int64_t)};
-  HW_ASSIGN_OR_RETURN(rows_reservation_, memory_.Reserve(2 * (hidden + queries + kv) + agreement,
-                                                         "the workspace of a step"));
+  const RowBytes rows = RowBytesOf(options_);
+  HW_ASSIGN_OR_RETURN(rows_reservation_,
+                      memory_.Reserve(StandingBytes(options_), "the workspace of a step"));
   HW_ASSIGN_OR_RETURN(extra_logits_reservation_, memory_.Reserve(0, "logits"));
 
   const auto allocate = [this](int64_t bytes) {
     return memory_.Allocate(MemoryKind::kWorkspace, bytes);
   };
-  HW_ASSIGN_OR_RETURN(hidden_, allocate(hidden));
-  HW_ASSIGN_OR_RETURN(last_hidden_, allocate(hidden));
-  HW_ASSIGN_OR_RETURN(queries_, allocate(queries));
-  HW_ASSIGN_OR_RETURN(attention_, allocate(queries));
-  HW_ASSIGN_OR_RETURN(keys_, allocate(kv));
-  HW_ASSIGN_OR_RETURN(values_, allocate(kv));
+  HW_ASSIGN_OR_RETURN(hidden_, allocate(rows.hidden));
+  HW_ASSIGN_OR_RETURN(last_hidden_, allocate(rows.hidden));
+  HW_ASSIGN_OR_RETURN(queries_, allocate(rows.queries));
+  HW_ASSIGN_OR_RETURN(attention_, allocate(rows.queries));
+  HW_ASSIGN_OR_RETURN(keys_, allocate(rows.kv));
+  HW_ASSIGN_OR_RETURN(values_, allocate(rows.kv));
   return absl::OkStatus();
 }
 

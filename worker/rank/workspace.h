@@ -19,6 +19,9 @@ class Workspace {
   static absl::StatusOr<std::unique_ptr<Workspace>> Create(const RankCacheOptions& options,
                                                            DeviceMemory& memory);
 
+  // What Create() reserves.
+  static int64_t StandingBytes(const RankCacheOptions& options);
+
   // The first `rows` of each; rows <= max_step_tokens. Contents are whatever the
   // last user left. Hidden rows have no size where there is no model.
   DeviceSpan<float> hidden(int64_t rows) const;       // [rows][hidden_size]

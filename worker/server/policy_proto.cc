@@ -39,11 +39,18 @@ absl::Status TakeField(const char* field, From got, To& option) {
   return absl::OkStatus();
 }
 
+absl::Status TakeBudget(const v1::PolicyOptions& proto, PolicyOptions& options) {
+  GivenBudget given;
+  HW_RETURN_IF_ERROR(TakeField("heavy_tokens", proto.heavy_tokens(), given.heavy_tokens));
+  HW_RETURN_IF_ERROR(TakeField("recent_tokens", proto.recent_tokens(), given.recent_tokens));
+  HW_RETURN_IF_ERROR(TakeField("heavy_ratio", proto.heavy_ratio(), given.heavy_ratio));
+  HW_RETURN_IF_ERROR(TakeField("recent_ratio", proto.recent_ratio(), given.recent_ratio));
+  if (proto.has_device_ratio()) given.device_ratio = proto.device_ratio();
+  ReplaceBudget(given, options);
+  return absl::OkStatus();
+}
+
 absl::Status TakeNumbers(const v1::PolicyOptions& proto, PolicyOptions& options) {
-  HW_RETURN_IF_ERROR(TakeField("heavy_tokens", proto.heavy_tokens(), options.heavy_tokens));
-  HW_RETURN_IF_ERROR(TakeField("recent_tokens", proto.recent_tokens(), options.recent_tokens));
-  HW_RETURN_IF_ERROR(TakeField("heavy_ratio", proto.heavy_ratio(), options.heavy_ratio));
-  HW_RETURN_IF_ERROR(TakeField("recent_ratio", proto.recent_ratio(), options.recent_ratio));
   HW_RETURN_IF_ERROR(
       TakeField("min_budget_tokens", proto.min_budget_tokens(), options.min_budget_tokens));
   HW_RETURN_IF_ERROR(TakeField("window", proto.window(), options.window));
@@ -60,12 +67,6 @@ absl::Status TakeRecall(const v1::PolicyOptions& proto, PolicyOptions& options) 
   if (proto.has_recall_all()) recall.all = proto.recall_all();
   if (proto.has_recall_min_share()) recall.min_share = proto.recall_min_share();
   if (proto.has_promote_candidates()) recall.promote_candidates = proto.promote_candidates();
-  if (proto.has_device_ratio()) {
-    options.device_ratio = proto.device_ratio();
-  } else if (proto.heavy_tokens() != 0 || proto.heavy_ratio() != 0 || proto.recent_ratio() != 0) {
-    options.device_ratio = 0;  // another budget was asked for than the preset's
-  }
-  if (proto.recent_ratio() != 0 && proto.recent_tokens() == 0) options.recent_tokens = 0;
   if (proto.has_pooled_seeds()) options.pooled_seeds = proto.pooled_seeds();
   HW_RETURN_IF_ERROR(TakeField("recall_tokens", proto.recall_tokens(), recall.recall_tokens));
   return TakeField("sketch_channels", proto.sketch_channels(), recall.sketch_channels);
@@ -92,6 +93,7 @@ absl::StatusOr<PolicyOptions> PolicyFromProto(const v1::PolicyOptions& proto,
   if (!proto.pooling().empty()) {
     HW_ASSIGN_OR_RETURN(options.pooling, ParsePooling(proto.pooling()));
   }
+  HW_RETURN_IF_ERROR(TakeBudget(proto, options));
   HW_RETURN_IF_ERROR(TakeNumbers(proto, options));
   HW_RETURN_IF_ERROR(TakeRecall(proto, options));
   if (proto.has_sink_tokens()) options.sink_tokens = proto.sink_tokens();

@@ -11,12 +11,6 @@ namespace {
 constexpr size_t kSums = 12;
 constexpr double kShareUnit = 4294967296.0;  // shares travel as 2^-32 fixed point
 
-// Bytes that a full cache of this rank's heads takes.
-int64_t FullCacheBytes(const KvShape& shape, int64_t tokens) {
-  const int64_t pages = (tokens + shape.page_tokens - 1) / shape.page_tokens;
-  return pages * shape.page_tokens * shape.row_bytes() * shape.num_kv_heads * shape.num_layers;
-}
-
 }  // namespace
 
 int64_t NumFigures(int world_size) { return static_cast<int64_t>(kSums) + world_size; }

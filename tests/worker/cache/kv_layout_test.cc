@@ -48,6 +48,14 @@ TEST(KvLayoutTest, ASetForEachKvHeadHasItsOwnScoresAndPositions) {
   EXPECT_EQ(bytes.tables, 2 * 16 * 4);
 }
 
+TEST(KvLayoutTest, AFullCacheHasWholePagesOfKeysAndValuesAlone) {
+  const int64_t page = 2 * 2 * 256 * 2 * 64 * 2;  // layers, heads, positions, K and V, elements
+  EXPECT_EQ(FullCacheBytes(Shape(), 0), 0);
+  EXPECT_EQ(FullCacheBytes(Shape(), 1), page);
+  EXPECT_EQ(FullCacheBytes(Shape(), 256), page);
+  EXPECT_EQ(FullCacheBytes(Shape(), 257), 2 * page);
+}
+
 TEST(KvLayoutTest, ValidationNamesTheField) {
   struct Row {
     void (*change)(KvShape&);

@@ -275,5 +275,25 @@ TEST(PolicyTest, RecallWorksWithEveryPolicyThatDemotes) {
   }
 }
 
+TEST(ReplaceBudgetTest, WhatIsGivenEndsWhatThePresetHasInstead) {
+  const auto replaced = [](const GivenBudget& given) {
+    PolicyOptions options = Preset("recall").value();
+    ReplaceBudget(given, options);
+    return options;
+  };
+  const PolicyOptions unchanged = replaced({});
+  EXPECT_EQ(unchanged.device_ratio, 0.2);
+  EXPECT_EQ(unchanged.recent_tokens, 32);
+  EXPECT_EQ(replaced({.device_ratio = 0.1}).device_ratio, 0.1);
+  EXPECT_EQ(replaced({.heavy_tokens = 100}).device_ratio, 0);
+  EXPECT_EQ(replaced({.heavy_tokens = 100}).recent_tokens, 32);
+  EXPECT_EQ(replaced({.heavy_ratio = 0.3}).device_ratio, 0);
+  EXPECT_EQ(replaced({.recent_tokens = 64}).device_ratio, 0.2);
+  const PolicyOptions by_ratio = replaced({.recent_ratio = 0.3});
+  EXPECT_EQ(by_ratio.recent_tokens, 0);
+  EXPECT_EQ(by_ratio.recent_ratio, 0.3);
+  EXPECT_EQ(replaced({.recent_tokens = 64, .recent_ratio = 0.3}).recent_tokens, 64);
+}
+
 }  // namespace
 }  // namespace heavywater
