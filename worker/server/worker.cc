@@ -13,6 +13,7 @@
 #include "worker/model/model_fingerprint.h"
 #include "worker/model/rank_shard.h"
 #include "worker/server/engine_facts.h"
+#include "worker/server/gpu.h"
 #include "worker/server/group_rendezvous.h"
 #include "worker/server/model_info.h"
 #include "worker/server/worker_config.h"
@@ -27,6 +28,7 @@ std::string NewInstanceName() {
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const v1::WorkerConfig& config) {
   if (config.backend() == "reference") return CreateReferenceBackend();
+  if (config.backend() == "cuda") return CreateGpuBackend(config.device());
   return CreateCpuBackend({.num_threads = config.compute_threads(), .target = config.cpu_target()});
 }
 
@@ -39,6 +41,20 @@ PeerWatch::Ping PingOf(const v1::WorkerConfig& config, const std::string& addres
     const absl::Status status = ping(timeout);
     return absl::IsUnavailable(status) ? absl::DeadlineExceededError(status.message()) : status;
   };
+}
+
+absl::StatusOr<std::unique_ptr<Model>> MakeRunner(const v1::WorkerConfig& config,
+                                                  const GgufFile& file, Communicator& communicator,
+                                                  Backend& backend) {
+  if (config.backend() == "cuda") {
+    return CreateGpuRunner(file, communicator, backend,
+                           {.device = config.device(),
+                            .max_batch_tokens = config.prompt_chunk_tokens(),
+                            .weights_dtype = config.weights_dtype()});
+  }
+  return CpuLlamaRunner::Create(
+      file, communicator, backend,
+      {.num_threads = config.compute_threads(), .max_batch_tokens = config.prompt_chunk_tokens()});
 }
 
 }  // namespace
@@ -64,20 +80,6 @@ absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(facts.shape.Validate());
   facts.fingerprint = MakeFingerprint(facts.config, ModelFingerprint(*facts.file), facts.shape);
   return facts;
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> ConnectRanks(const v1::WorkerConfig& config,
-                                                           const std::string& key_prefix,
-                                                           RendezvousStore* store) {
-  const absl::Duration timeout = absl::Milliseconds(config.comm_timeout_ms());
-  if (config.size() == 1) return std::move(CreateLocalGroup(1, timeout).front());
-  return CreateGlooCommunicator({.rank = config.rank(),
-                                 .size = config.size(),
-                                 .listen_address = config.comm_address(),
-                                 .interface = config.comm_interface(),
-                                 .timeout = timeout,
-                                 .key_prefix = key_prefix},
-                                *store);
 }
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const v1::WorkerConfig& config,
@@ -116,7 +118,8 @@ absl::Status Worker::JoinCacheService(const v1::WorkerConfig& config, const Mode
                                {"epoch", link_->epoch()}});
   tier_ = std::make_unique<RemoteHostTier>(
       *link_, RemoteHostTierOptions{.disable_slab = config.disable_slab(),
-                                    .reserve_ahead_tokens = config.reserve_ahead_tokens()});
+                                    .reserve_ahead_tokens = config.reserve_ahead_tokens(),
+                                    .backend = backend_.get()});
   reporter_ = std::make_unique<Reporter>(*link_, ReporterOptions{});
   LogInfo("host tier attached", {{"pages", tier_->uses_slab() ? "in the slab" : "streamed"}});
   return absl::OkStatus();
@@ -129,7 +132,7 @@ absl::Status Worker::Connect(const v1::WorkerConfig& config, const CommunicatorF
     store = std::make_unique<GroupRendezvous>(link_->channel(), config.group(), link_->epoch());
     prefix = absl::StrCat(config.group(), "/", link_->epoch(), "/");
   }
-  HW_ASSIGN_OR_RETURN(communicator_, connect(config, prefix, store.get()));
+  HW_ASSIGN_OR_RETURN(communicator_, connect(config, prefix, store.get(), *backend_));
   LogInfo("ranks connected", {{"communicator", communicator_->Name()}});
   WatchPeers(config);
   return absl::OkStatus();
@@ -143,7 +146,7 @@ void Worker::WatchPeers(const v1::WorkerConfig& config) {
     if (rank == config.rank() || (rank != 0 && config.rank() != 0)) continue;
     watches_.push_back(std::make_unique<PeerWatch>(
         absl::StrCat("rank ", rank), absl::Milliseconds(config.peer_timeout_ms()),
-        MakeHealthPing(addresses[static_cast<size_t>(rank)]), [this](absl::Status reason) {
+        PingOf(config, addresses[static_cast<size_t>(rank)]), [this](absl::Status reason) {
           communicator_->Abort(std::move(reason));
           peer_lost_ = true;
         }));
@@ -151,10 +154,7 @@ void Worker::WatchPeers(const v1::WorkerConfig& config) {
 }
 
 absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts) {
-  HW_ASSIGN_OR_RETURN(model_,
-                      CpuLlamaRunner::Create(*facts.file, *communicator_, *backend_,
-                                             {.num_threads = config.compute_threads(),
-                                              .max_batch_tokens = config.prompt_chunk_tokens()}));
+  HW_ASSIGN_OR_RETURN(model_, MakeRunner(config, *facts.file, *communicator_, *backend_));
   Model* model = model_.get();
   if (!config.dump_dir().empty()) {
     recorder_ = std::make_unique<KvRecorder>(*model_, *backend_, facts.shape);

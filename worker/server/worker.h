@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "worker/rank/attention_engine.h"
 #include "worker/server/cache_link.h"
 #include "worker/server/command_runner.h"
+#include "worker/server/connect_ranks.h"
 #include "worker/server/generation_request.h"
 #include "worker/server/kv_recorder.h"
 #include "worker/server/peer_watch.h"
@@ -36,14 +36,6 @@ struct ModelFacts {
   v1::Fingerprint fingerprint;
 };
 absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config);
-
-// Connects the ranks. `store` is null for a worker without a cache service.
-using CommunicatorFactory = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
-    const v1::WorkerConfig& config, const std::string& key_prefix, RendezvousStore* store)>;
-// Gloo; of one rank: none needed.
-absl::StatusOr<std::unique_ptr<Communicator>> ConnectRanks(const v1::WorkerConfig& config,
-                                                           const std::string& key_prefix,
-                                                           RendezvousStore* store);
 
 class Worker {
  public:
@@ -80,13 +72,13 @@ class Worker {
   absl::Status MakeEngine(const v1::WorkerConfig& config, const ModelFacts& facts);
 
   // Destroyed from the last to the first.
+  std::unique_ptr<Backend> backend_;
   std::unique_ptr<CacheLink> link_;
   std::unique_ptr<Reporter> reporter_;
   std::unique_ptr<RemoteHostTier> tier_;
   std::unique_ptr<Communicator> communicator_;
   std::atomic<bool> peer_lost_ = false;
   std::vector<std::unique_ptr<PeerWatch>> watches_;
-  std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvRecorder> recorder_;
   std::unique_ptr<RankCache> cache_;
