@@ -30,7 +30,7 @@ QUESTION_SEED, QUESTION_TOKENS, QUESTION_DEPTH = 1, 1500, 2  # the middle of fiv
 ANSWER_TOKENS = 5
 TEMPERATURE, SEED = 0.7, 1  # greedy, so small a model soon repeats itself
 OFFSET_TOKENS = 2000  # into Northanger Abbey: past the title and the author's notice
-_BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2}
+_BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)

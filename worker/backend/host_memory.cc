@@ -1,5 +1,7 @@
 #include "worker/backend/host_memory.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -7,24 +9,32 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/pooling.h"
 #include "worker/backend/sketch.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater {
 namespace {
 
 constexpr int64_t kAlignment = 64;
+// A long cache is read once per step, end to end: with small pages a walk of the page
+// tables for every 4 KiB costs a third of the bandwidth.
+constexpr int64_t kHugePageBytes = int64_t{2} << 20;
+constexpr int64_t kHugeFromBytes = 2 * kHugePageBytes;
 
-void StoreRow(const float* from, int head_dim, KvDtype dtype, std::byte* to) {
-  if (dtype == KvDtype::kFloat32) {
-    std::memcpy(to, from, head_dim * sizeof(float));
-    return;
+// Null: no memory left.
+std::byte* AllocateAligned(int64_t bytes) {
+  const bool huge = bytes >= kHugeFromBytes;
+  void* address = nullptr;
+  if (posix_memalign(&address, huge ? kHugePageBytes : kAlignment, static_cast<size_t>(bytes)) !=
+      0) {
+    return nullptr;
   }
-  auto* out = reinterpret_cast<uint16_t*>(to);
-  for (int i = 0; i < head_dim; ++i) out[i] = FloatToBFloat16(from[i]);
+  // Where the system has no huge pages to give, small ones do.
+  if (huge) madvise(address, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  return static_cast<std::byte*>(address);
 }
 
 // One KV head's row of one new token: into its slot, and the stored bytes on to
@@ -35,10 +45,12 @@ void AppendRow(const KvShape& shape, const AppendParams& params, const AppendIte
   const int32_t slot = item.slots[SetOfKvHead(item.layer, kv_head) * item.num_tokens + token];
   HW_CHECK(slot >= 0 && slot < item.layer.capacity);
   const KvHeadRows rows = RowsOfKvHead(shape, item.layer, kv_head);
-  StoreRow(params.keys.device_address() + row * shape.head_dim, shape.head_dim, shape.dtype,
-           rows.Key(slot));
-  StoreRow(params.values.device_address() + row * shape.head_dim, shape.head_dim, shape.dtype,
-           rows.Value(slot));
+  const auto vector = [&](DeviceSpan<const float> all) {
+    return std::span(all.device_address() + row * shape.head_dim,
+                     static_cast<size_t>(shape.head_dim));
+  };
+  StoreKvRow(shape.dtype, vector(params.keys), rows.Key(slot));
+  StoreKvRow(shape.dtype, vector(params.values), rows.Value(slot));
   item.layer.gains.device_address()[kv_head * item.layer.capacity + slot] = 0;
   if (params.host_rows.empty()) return;
   std::byte* host = params.host_rows[row].row;
@@ -142,15 +154,13 @@ absl::StatusOr<DeviceBuffer> HostMemoryBackend::Allocate(int64_t bytes) {
     return absl::InvalidArgumentError(absl::StrCat("bytes is ", bytes, ", want at least 0"));
   }
   if (bytes == 0) return DeviceBuffer();
-  const size_t rounded = (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
-  void* address = std::aligned_alloc(kAlignment, rounded);
+  std::byte* address = AllocateAligned(bytes);
   if (address == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the host has no ", bytes, " bytes left for a device buffer"));
   }
-  std::memset(address, 0, rounded);
-  return DeviceBuffer(static_cast<std::byte*>(address), bytes,
-                      [](std::byte* memory) { std::free(memory); });
+  std::memset(address, 0, static_cast<size_t>(bytes));
+  return DeviceBuffer(address, bytes, [](std::byte* memory) { std::free(memory); });
 }
 
 absl::Status HostMemoryBackend::CopyToDevice(DeviceSpan<std::byte> to,

@@ -6,10 +6,10 @@
 #include <numeric>
 #include <vector>
 
-#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/float16.h"
 #include "worker/backend/sketch.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater {
 namespace {
@@ -25,13 +25,7 @@ struct PageKeys {
   int64_t count = 0;
 
   void Load(int64_t row, float* key) const {
-    const std::byte* from = page + row * row_bytes;
-    if (dtype == KvDtype::kFloat32) {
-      std::memcpy(key, from, head_dim * sizeof(float));
-      return;
-    }
-    const auto* halves = reinterpret_cast<const uint16_t*>(from);
-    for (int i = 0; i < head_dim; ++i) key[i] = BFloat16ToFloat(halves[i]);
+    LoadKvRow(dtype, page + row * row_bytes, {key, static_cast<size_t>(head_dim)});
   }
 };
 

@@ -20,13 +20,17 @@ absl::Status CheckDivides(const char* small_name, int small, const char* large_n
 
 }  // namespace
 
-std::string_view KvDtypeName(KvDtype dtype) { return dtype == KvDtype::kFloat32 ? "fp32" : "bf16"; }
+std::string_view KvDtypeName(KvDtype dtype) {
+  if (dtype == KvDtype::kFloat32) return "fp32";
+  return dtype == KvDtype::kBFloat16 ? "bf16" : "fp16";
+}
 
 absl::StatusOr<KvDtype> ParseKvDtype(std::string_view name) {
   if (name == "fp32") return KvDtype::kFloat32;
   if (name == "bf16") return KvDtype::kBFloat16;
+  if (name == "fp16") return KvDtype::kFloat16;
   return absl::InvalidArgumentError(
-      absl::StrCat("kv_dtype is \"", std::string(name), "\", want one of: fp32, bf16"));
+      absl::StrCat("kv_dtype is \"", std::string(name), "\", want one of: fp32, bf16, fp16"));
 }
 
 absl::Status KvShape::Validate() const {

@@ -9,10 +9,11 @@
 
 namespace heavywater {
 
-enum class KvDtype { kFloat32, kBFloat16 };
+enum class KvDtype { kFloat32, kBFloat16, kFloat16 };
+inline constexpr KvDtype kKvDtypes[] = {KvDtype::kFloat32, KvDtype::kBFloat16, KvDtype::kFloat16};
 
 constexpr int ElementBytes(KvDtype dtype) { return dtype == KvDtype::kFloat32 ? 4 : 2; }
-std::string_view KvDtypeName(KvDtype dtype);  // "fp32", "bf16"
+std::string_view KvDtypeName(KvDtype dtype);  // "fp32", "bf16", "fp16"
 absl::StatusOr<KvDtype> ParseKvDtype(std::string_view name);
 
 // One rank's share of a model. Query head q (local) reads KV head

@@ -6,10 +6,10 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
-#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "nlohmann/json.hpp"
+#include "worker/cache/kv_element.h"
 #include "worker/cache/read_device.h"
 
 namespace heavywater {
@@ -76,14 +76,7 @@ void KvRecorder::Record(int layer, const Rows& rows, std::span<const float> k,
 }
 
 void KvRecorder::Store(std::span<const float> vector, std::byte* to) const {
-  if (shape_.dtype == KvDtype::kFloat32) {
-    std::memcpy(to, vector.data(), vector.size_bytes());
-    return;
-  }
-  for (size_t i = 0; i < vector.size(); ++i) {
-    const uint16_t element = FloatToBFloat16(vector[i]);
-    std::memcpy(to + i * sizeof(element), &element, sizeof(element));
-  }
+  StoreKvRow(shape_.dtype, vector, to);
 }
 
 absl::Status KvRecorder::Dump(const std::string& directory, int rank, int64_t plan,

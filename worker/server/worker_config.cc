@@ -100,7 +100,7 @@ v1::WorkerConfig DefaultWorkerConfig() {
 
 absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckNumbers(config));
-  HW_RETURN_IF_ERROR(CheckOneOf("kv_dtype", config.kv_dtype(), {"fp32", "bf16"}));
+  HW_RETURN_IF_ERROR(CheckOneOf("kv_dtype", config.kv_dtype(), {"fp32", "bf16", "fp16"}));
   HW_RETURN_IF_ERROR(CheckOneOf("backend", config.backend(), {"cpu", "reference"}));
   HW_RETURN_IF_ERROR(CheckOneOf("cpu_target", config.cpu_target(), {"best", "avx2", "avx512"}));
   HW_RETURN_IF_ERROR(CheckOneOf("on_host_full", config.on_host_full(), {"stop", "drop"}));

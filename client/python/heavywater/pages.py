@@ -29,8 +29,8 @@ def rows_of(responses: Iterable[page_store_pb2.ReadResponse]) -> bytes:
 
 
 def split_rows(rows: bytes, fingerprint: common_pb2.Fingerprint) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """(K, V), each [positions, head_dim]: float32, or uint16 holding bfloat16's bits."""
-    dtypes = {"fp32": "<f4", "bf16": "<u2"}
+    """(K, V), each [positions, head_dim]: float32, float16, or uint16 holding bfloat16's bits."""
+    dtypes = {"fp32": "<f4", "bf16": "<u2", "fp16": "<f2"}
     if fingerprint.dtype not in dtypes:
         raise ValueError(f"KV dtype {fingerprint.dtype!r}, want one of {sorted(dtypes)}")
     values = np.frombuffer(rows, dtype=dtypes[fingerprint.dtype]).reshape(-1, 2, fingerprint.head_dim)

@@ -23,7 +23,7 @@ KvShape RandomShape(std::mt19937& rng, int group_size) {
   constexpr int kHeadDims[] = {8, 24, 64, 72, 80, 96, 128, 256};
   const int kv_heads = 1 + static_cast<int>(rng() % 3);
   return Shape(kv_heads * group_size, kv_heads, kHeadDims[rng() % std::size(kHeadDims)],
-               rng() % 2 == 0 ? KvDtype::kFloat32 : KvDtype::kBFloat16);
+               kKvDtypes[rng() % 3]);
 }
 
 TEST_P(BackendTest, AttendEqualsTheOracleOverRandomShapes) {
@@ -81,7 +81,7 @@ TEST_P(BackendTest, AttendOfSeveralTokensEqualsOneTokenAtATimeBitForBit) {
 }
 
 TEST_P(BackendTest, GainsOfAQueryAddUpToOnePerQueryHead) {
-  for (const KvDtype dtype : {KvDtype::kFloat32, KvDtype::kBFloat16}) {
+  for (const KvDtype dtype : kKvDtypes) {
     for (const int64_t length : {1, 300, 1500}) {
       std::mt19937 rng(length);
       const KvShape shape = Shape(8, 2, 64, dtype);

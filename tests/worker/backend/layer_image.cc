@@ -4,7 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "cache_service/base/bfloat16.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater {
 
@@ -17,14 +17,7 @@ std::vector<float> RandomFloats(std::mt19937& rng, int64_t count, float deviatio
 
 std::vector<std::byte> Stored(std::span<const float> values, KvDtype dtype) {
   std::vector<std::byte> bytes(values.size() * ElementBytes(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (dtype == KvDtype::kFloat32) {
-      std::memcpy(&bytes[4 * i], &values[i], 4);
-    } else {
-      const uint16_t half = FloatToBFloat16(values[i]);
-      std::memcpy(&bytes[2 * i], &half, 2);
-    }
-  }
+  StoreKvRow(dtype, values, bytes.data());
   return bytes;
 }
 

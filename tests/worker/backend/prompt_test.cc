@@ -26,9 +26,8 @@ TEST_P(BackendTest, AttendPromptEqualsTheOracleOverRandomShapes) {
     std::mt19937 rng(seed);
     const int kv_heads = 1 + static_cast<int>(rng() % 2);
     const int group_size = 1 + static_cast<int>(seed % 9);
-    const KvShape shape =
-        Shape(kv_heads * group_size, kv_heads, kHeadDims[rng() % std::size(kHeadDims)],
-              rng() % 2 == 0 ? KvDtype::kFloat32 : KvDtype::kBFloat16);
+    const KvShape shape = Shape(kv_heads * group_size, kv_heads,
+                                kHeadDims[rng() % std::size(kHeadDims)], kKvDtypes[rng() % 3]);
     const int64_t length = kLengths[rng() % std::size(kLengths)];
     PromptCase prompt = RandomPromptCase(rng, shape, length);
     prompt.score_from = static_cast<Position>(rng() % 2 == 0 ? 0 : rng() % (length + 1));

@@ -5,11 +5,11 @@
 #include <map>
 #include <numeric>
 
-#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/float16.h"
 #include "tests/worker/backend/backend_test_base.h"
 #include "worker/backend/reference/recall_oracle.h"
 #include "worker/backend/sketch.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater {
 namespace {
@@ -32,7 +32,7 @@ KvShape RandomShape(std::mt19937& rng, int group_size) {
   constexpr int kPageTokens[] = {16, 64, 256};
   const int kv_heads = 1 + static_cast<int>(rng() % 3);
   return Shape(kv_heads * group_size, kv_heads, kHeadDims[rng() % std::size(kHeadDims)],
-               rng() % 2 == 0 ? KvDtype::kFloat32 : KvDtype::kBFloat16, kPageTokens[rng() % 3]);
+               kKvDtypes[rng() % 3], kPageTokens[rng() % 3]);
 }
 
 std::vector<float> KeysOfLayer(std::mt19937& rng, const KvShape& shape, int64_t positions) {
@@ -112,8 +112,9 @@ AttendCase OneItem(std::mt19937& rng, const KvShape& shape, AttendCase::Item ite
 }
 
 double Element(const std::vector<std::byte>& row, int i, KvDtype dtype) {
-  if (dtype == KvDtype::kFloat32) return reinterpret_cast<const float*>(row.data())[i];
-  return BFloat16ToFloat(reinterpret_cast<const uint16_t*>(row.data())[i]);
+  return WithKvElement(dtype, [&]<typename T>(std::type_identity<T>) {
+    return double{ToFloat(reinterpret_cast<const T*>(row.data())[i])};
+  });
 }
 
 // Queries of one token of a case with one item.

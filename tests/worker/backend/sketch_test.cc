@@ -6,9 +6,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/float16.h"
 #include "tests/worker/backend/backend_test_base.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater {
 namespace {
@@ -38,10 +38,9 @@ LayerImage StructuredLayer(std::mt19937& rng, const KvShape& shape, int64_t num_
 // Keys as stored, [kv_head][position][head_dim].
 double Key(const LayerImage& layer, const KvShape& shape, int kv_head, int64_t position, int i) {
   const int64_t index = (kv_head * layer.capacity + position) * shape.head_dim + i;
-  if (shape.dtype == KvDtype::kFloat32) {
-    return reinterpret_cast<const float*>(layer.keys.data())[index];
-  }
-  return BFloat16ToFloat(reinterpret_cast<const uint16_t*>(layer.keys.data())[index]);
+  return WithKvElement(shape.dtype, [&]<typename T>(std::type_identity<T>) {
+    return double{ToFloat(reinterpret_cast<const T*>(layer.keys.data())[index])};
+  });
 }
 
 struct SketchCase {
@@ -55,9 +54,8 @@ SketchCase RandomSketchCase(unsigned seed) {
   constexpr int kPageTokens[] = {16, 64, 256};
   std::mt19937 rng(seed);
   SketchCase result;
-  result.shape =
-      Shape(1 + static_cast<int>(rng() % 3), kHeadDims[seed % std::size(kHeadDims)],
-            rng() % 2 == 0 ? KvDtype::kFloat32 : KvDtype::kBFloat16, kPageTokens[rng() % 3]);
+  result.shape = Shape(1 + static_cast<int>(rng() % 3), kHeadDims[seed % std::size(kHeadDims)],
+                       kKvDtypes[rng() % 3], kPageTokens[rng() % 3]);
   result.layer = StructuredLayer(rng, result.shape, 1 + static_cast<int64_t>(rng() % 700));
   const int channels = rng() % 3 == 0
                            ? 8 * (1 + static_cast<int>(rng() % (result.shape.head_dim / 8)))
@@ -312,7 +310,7 @@ TEST_P(BackendTest, AShapeThatHasNoSketchIsInvalid) {
 
 TEST_P(BackendTest, PromotedSlotsHoldTheHostsRowsTheScoresGivenAndNoGains) {
   for (const int num_sets : {1, 2}) {
-    for (const KvDtype dtype : {KvDtype::kFloat32, KvDtype::kBFloat16}) {
+    for (const KvDtype dtype : kKvDtypes) {
       std::mt19937 rng(num_sets);
       const KvShape shape = Shape(2, 64, dtype, 16);
       const LayerImage full = DenseLayer(rng, shape, num_sets, 40);

@@ -39,7 +39,7 @@ class AppendedTokens {
 };
 
 TEST_P(BackendTest, AppendStoresTheRowsInTheirSlotsAndNothingElse) {
-  for (const KvDtype dtype : {KvDtype::kFloat32, KvDtype::kBFloat16}) {
+  for (const KvDtype dtype : kKvDtypes) {
     for (const int num_sets : {1, 2}) {
       std::mt19937 rng(num_sets);
       const KvShape shape = Shape(2, 72, dtype);
@@ -85,7 +85,7 @@ TEST_P(BackendTest, AppendStoresTheRowsInTheirSlotsAndNothingElse) {
 }
 
 TEST_P(BackendTest, TheBytesWrittenThroughAreTheBytesStored) {
-  for (const KvDtype dtype : {KvDtype::kFloat32, KvDtype::kBFloat16}) {
+  for (const KvDtype dtype : kKvDtypes) {
     std::mt19937 rng(4);
     const KvShape shape = Shape(3, 64, dtype);
     const DeviceLayer layer(backend(), EmptyLayer(shape, 1, 5));

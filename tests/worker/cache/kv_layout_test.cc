@@ -27,7 +27,10 @@ TEST(KvLayoutTest, DtypesHaveNamesAndSizes) {
   EXPECT_EQ(*ParseKvDtype("bf16"), KvDtype::kBFloat16);
   EXPECT_EQ(KvDtypeName(KvDtype::kBFloat16), "bf16");
   EXPECT_EQ(ElementBytes(KvDtype::kFloat32), 4);
-  EXPECT_THAT(std::string(ParseKvDtype("fp16").status().message()), HasSubstr("fp32, bf16"));
+  EXPECT_EQ(*ParseKvDtype("fp16"), KvDtype::kFloat16);
+  EXPECT_EQ(KvDtypeName(KvDtype::kFloat16), "fp16");
+  EXPECT_EQ(ElementBytes(KvDtype::kFloat16), 2);
+  EXPECT_THAT(std::string(ParseKvDtype("fp8").status().message()), HasSubstr("fp32, bf16, fp16"));
 }
 
 // CASES A8: KV is stored per KV head, never repeated for query heads.

@@ -34,7 +34,7 @@ TestGroupOptions RandomGroup(std::mt19937& random) {
   while (group * options.kv_heads % options.world_size != 0) ++group;
   options.query_heads = group * options.kv_heads;
   options.num_layers = Between(random, 1, 3);
-  options.dtype = random() % 2 == 0 ? KvDtype::kFloat32 : KvDtype::kBFloat16;
+  options.dtype = kKvDtypes[random() % 3];
   options.max_step_tokens = Pick(random, {7, 16, 64});
   options.seed = random();
   return options;

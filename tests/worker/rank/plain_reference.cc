@@ -7,12 +7,15 @@
 
 #include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
+#include "cache_service/base/float16.h"
 
 namespace heavywater {
 namespace {
 
 double Stored(float value, KvDtype dtype) {
-  return dtype == KvDtype::kFloat32 ? value : BFloat16ToFloat(FloatToBFloat16(value));
+  if (dtype == KvDtype::kFloat32) return value;
+  return dtype == KvDtype::kBFloat16 ? BFloat16ToFloat(FloatToBFloat16(value))
+                                     : Float16ToFloat(FloatToFloat16(value));
 }
 
 int64_t Fixed(double probability) { return std::llrint(probability * 4294967296.0); }

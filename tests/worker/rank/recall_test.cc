@@ -38,7 +38,7 @@ TestGroupOptions RandomGroup(std::mt19937& random) {
   options.num_layers = Between(random, 1, 2);
   options.head_dim = Pick(random, {16, 24, 64});
   options.page_tokens = Pick(random, {16, 32});
-  options.dtype = random() % 2 == 0 ? KvDtype::kFloat32 : KvDtype::kBFloat16;
+  options.dtype = kKvDtypes[random() % 3];
   options.max_step_tokens = Pick(random, {7, 16, 64});
   options.seed = random();
   return options;

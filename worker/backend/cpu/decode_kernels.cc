@@ -248,8 +248,8 @@ void AttendBlockOf(const SlotBlock& block, const QueryRows& rows, BlockResult& r
 }
 
 void AttendBlock(const SlotBlock& block, const QueryRows& rows, BlockResult& result) {
-  if (block.dtype == KvDtype::kFloat32) return AttendBlockOf<float>(block, rows, result);
-  AttendBlockOf<uint16_t>(block, rows, result);
+  WithKvElement(block.dtype,
+                [&]<typename T>(std::type_identity<T>) { AttendBlockOf<T>(block, rows, result); });
 }
 
 void AddGains(const float* weights, int64_t weights_stride, const double* factors, int num_rows,

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "worker/cache/kv_element.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heavywater {
@@ -23,10 +24,17 @@ HWY_INLINE hn::Vec<D> LoadKv(D d, const float* from) {
 
 // bfloat16 is the upper half of a float.
 template <class D>
-HWY_INLINE hn::Vec<D> LoadKv(D d, const uint16_t* from) {
+HWY_INLINE hn::Vec<D> LoadKv(D d, const BFloat16* from) {
   const hn::Rebind<uint16_t, D> d16;
   const hn::RebindToUnsigned<D> d32;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, from))));
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from));
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> LoadKv(D d, const Float16* from) {
+  const hn::Rebind<hwy::float16_t, D> d16;
+  return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(from)));
 }
 
 // The first half of a vector, zero above: head sizes are multiples of 8, and a

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 
-#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
 #include "worker/backend/cpu/scratch.h"
 #include "worker/backend/host_memory.h"
+#include "worker/cache/kv_element.h"
 
 namespace heavywater {
 namespace {
-
-float ToFloat(float value) { return value; }
-float ToFloat(uint16_t value) { return BFloat16ToFloat(value); }
 
 // Panel `first / kPanelWidth` of the keys: channel by channel, one key per lane.
 template <typename T>
@@ -108,13 +105,10 @@ void PromptAttention::Pack(const KvShape& shape, const PromptParams& params, int
     PackValues(value_rows, shape.head_dim, first, num_keys, padded_keys, values);
   };
   pool_.Run(padded_keys / kPanelWidth, [&](int64_t panel, int thread) {
-    if (shape.dtype == KvDtype::kFloat32) {
-      pack(reinterpret_cast<const float*>(rows.keys), reinterpret_cast<const float*>(rows.values),
+    WithKvElement(shape.dtype, [&]<typename T>(std::type_identity<T>) {
+      pack(reinterpret_cast<const T*>(rows.keys), reinterpret_cast<const T*>(rows.values),
            panel * kPanelWidth);
-    } else {
-      pack(reinterpret_cast<const uint16_t*>(rows.keys),
-           reinterpret_cast<const uint16_t*>(rows.values), panel * kPanelWidth);
-    }
+    });
   });
 }
 

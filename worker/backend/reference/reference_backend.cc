@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/backend.h"
 #include "worker/backend/host_memory.h"
 #include "worker/backend/reference/recall_oracle.h"
+#include "worker/cache/kv_element.h"
 #include "worker/policy/selection.h"
 
 namespace heavywater {
@@ -21,8 +21,9 @@ namespace {
 constexpr double kFixedPointOne = 4294967296.0;  // 2^32
 
 double Element(const std::byte* row, int i, KvDtype dtype) {
-  if (dtype == KvDtype::kFloat32) return reinterpret_cast<const float*>(row)[i];
-  return BFloat16ToFloat(reinterpret_cast<const uint16_t*>(row)[i]);
+  return WithKvElement(dtype, [&]<typename T>(std::type_identity<T>) {
+    return double{ToFloat(reinterpret_cast<const T*>(row)[i])};
+  });
 }
 
 // A token's K and V, and where the attention it receives is added (null: nowhere).
