@@ -10,7 +10,7 @@ namespace heavywater {
 namespace {
 
 constexpr const char* kUsage =
-    R"(usage: heavywater-bench COMMAND [--json] [--quick]
+    R"(usage: heavywater-bench COMMAND [--backend cpu|cuda] [--json] [--quick]
 
   attention   a decode step's attention, 32 query and 8 KV heads of size 128 in bf16, contexts
               2k, 8k, 32k: share of the read bandwidth and of the roofline (of the target's own
@@ -18,7 +18,9 @@ constexpr const char* kUsage =
   recall      a step with recall at 20 % of the bytes, 64 picks, contexts 8k, 32k: the scan and
               the whole step beside the full cache's attention
 
-One thread; caches are flushed before each step; medians. Wrong results end it with status 1.
+On the CPU: one thread; caches are flushed before each step. On a GPU: steps over several layers,
+more than its cache holds, replayed as CUDA graphs, beside the bandwidth of a kernel that only
+reads. Medians. Wrong results end it with status 1.
 
   --json      prints one JSON object and nothing else on standard output
   --quick     one short context and few rounds: shows that it works, not how fast
@@ -28,8 +30,10 @@ One thread; caches are flushed before each step; medians. Wrong results end it w
 struct Command {
   std::string_view name;
   absl::StatusOr<BenchJson> (*run)(const BenchOptions&);
+  absl::StatusOr<BenchJson> (*run_cuda)(const BenchOptions&);
 };
-constexpr Command kCommands[] = {{"attention", RunAttentionBench}, {"recall", RunRecallBench}};
+constexpr Command kCommands[] = {{"attention", RunAttentionBench, RunCudaAttentionBench},
+                                 {"recall", RunRecallBench, RunCudaRecallBench}};
 
 const Command* FindCommand(std::string_view name) {
   for (const Command& command : kCommands) {
@@ -79,6 +83,10 @@ int Run(int argc, char** argv) {
     }
     if (argument == "--json") {
       json = true;
+    } else if (argument == "--backend" && i + 1 < argc) {
+      const std::string_view backend = argv[++i];
+      if (backend != "cpu" && backend != "cuda") return UsageError("unknown backend", backend);
+      options.cuda = backend == "cuda";
     } else if (argument == "--quick") {
       options.quick = true;
     } else if (argument.starts_with("-")) {
@@ -90,7 +98,8 @@ int Run(int argc, char** argv) {
     }
   }
   if (command == nullptr) return UsageError("want a command, got", "none");
-  const absl::StatusOr<BenchJson> report = command->run(options);
+  const absl::StatusOr<BenchJson> report =
+      options.cuda ? command->run_cuda(options) : command->run(options);
   if (!report.ok()) {
     std::fprintf(stderr, "heavywater-bench: %s\n", report.status().ToString().c_str());
     return 1;

@@ -71,7 +71,7 @@ struct GivenBudget {
   int64_t recent_tokens = 0;
   double heavy_ratio = 0;
   double recent_ratio = 0;
-  std::optional<double> device_ratio;
+  std::optional<double> device_ratio = {};
 };
 // Takes the fields that are given, and from the preset only what does not
 // contradict them: a heavy budget or a ratio ends its device_ratio, a recent_ratio
