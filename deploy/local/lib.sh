@@ -89,7 +89,7 @@ hw_build() {
   cmake -S "$HW_ROOT" -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release "$@" >"$log" 2>&1 ||
     { cat "$log" >&2; hw_fail "cmake could not configure $folder"; }
   # Quiet when there is nothing to do: "run" comes through here every time.
-  if [[ -t 2 || -n ${HW_VERBOSE:-} ]] || ! ninja -C "$folder" -n "${targets[@]}" | tail -1 | grep -q 'no work to do'; then
+  if [[ -n ${HW_VERBOSE:-} ]] || ! ninja -C "$folder" -n "${targets[@]}" | tail -1 | grep -q 'no work to do'; then
     nice cmake --build "$folder" -j "$(hw_jobs)" --target "${targets[@]}" >&2
   fi
 }

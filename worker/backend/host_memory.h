@@ -12,7 +12,7 @@
 namespace heavywater {
 
 // INVALID_ARGUMENT when no backend can run this shape: head_dim must be a
-// positive multiple of 8 and the KV heads must divide the query heads.
+// positive multiple of 8, at most kMaxKvHeadDim, and the KV heads must divide the query heads.
 absl::Status CheckBackendShape(const KvShape& shape);
 
 // Where the KV rows of one head of a layer lie.

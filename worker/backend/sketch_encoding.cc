@@ -14,8 +14,6 @@
 namespace heavywater {
 namespace {
 
-constexpr int kMaxHeadDim = 256;
-
 // The keys of one page that count, as floats when asked for.
 struct PageKeys {
   const std::byte* page = nullptr;
@@ -52,9 +50,9 @@ struct Moments {
 
   // Chan, Golub, LeVeque: two sets' moments give their union's.
   void Add(const PageKeys& keys) {
-    float key[kMaxHeadDim];
-    float sums[kMaxHeadDim] = {};
-    float deviations[kMaxHeadDim] = {};
+    float key[kMaxKvHeadDim];
+    float sums[kMaxKvHeadDim] = {};
+    float deviations[kMaxKvHeadDim] = {};
     for (int64_t row = 0; row < keys.count; ++row) {
       keys.Load(row, key);
       for (int i = 0; i < keys.head_dim; ++i) sums[i] += key[i];
@@ -93,17 +91,17 @@ std::vector<double> QueryEnergy(const ChooseChannelsParams& params, int kv_head)
 
 // What a page's codes are made with.
 struct PageScale {
-  float minimum[kMaxHeadDim];       // of each chosen channel, as stored
-  float inverse_step[kMaxHeadDim];  // 0 where the channel is constant
+  float minimum[kMaxKvHeadDim];       // of each chosen channel, as stored
+  float inverse_step[kMaxKvHeadDim];  // 0 where the channel is constant
 };
 
 // Writes minima, steps and means.
 PageScale EncodeScale(const SketchShape& sketch, const PageKeys& keys, const uint8_t* chosen,
                       std::byte* to) {
-  float key[kMaxHeadDim];
-  float minimum[kMaxHeadDim];
-  float maximum[kMaxHeadDim];
-  float sum[kMaxHeadDim];
+  float key[kMaxKvHeadDim];
+  float minimum[kMaxKvHeadDim];
+  float maximum[kMaxKvHeadDim];
+  float sum[kMaxKvHeadDim];
   keys.Load(0, minimum);
   std::copy_n(minimum, sketch.head_dim, maximum);
   std::copy_n(minimum, sketch.head_dim, sum);
@@ -134,8 +132,8 @@ PageScale EncodeScale(const SketchShape& sketch, const PageKeys& keys, const uin
 // Codes of the chosen channels of one row, into their block.
 void EncodeRow(const SketchShape& sketch, const PageScale& scale, const float* key,
                const uint8_t* chosen, int64_t row, uint8_t* codes) {
-  float values[kMaxHeadDim];
-  int32_t nearest[kMaxHeadDim];
+  float values[kMaxKvHeadDim];
+  int32_t nearest[kMaxKvHeadDim];
   for (int i = 0; i < sketch.channels; ++i) values[i] = key[chosen[i]];
   for (int i = 0; i < sketch.channels; ++i) {
     const float code = (values[i] - scale.minimum[i]) * scale.inverse_step[i] + 0.5f;
@@ -155,7 +153,7 @@ void EncodePage(const SketchShape& sketch, const PageKeys& keys, const uint8_t* 
   // Rows that do not count yet, and what pads the page, are zero.
   std::memset(to, 0, sketch.page_bytes());
   const PageScale scale = EncodeScale(sketch, keys, chosen, to);
-  float key[kMaxHeadDim];
+  float key[kMaxKvHeadDim];
   for (int64_t row = 0; row < keys.count; ++row) {
     keys.Load(row, key);
     EncodeRow(sketch, scale, key, chosen, row, reinterpret_cast<uint8_t*>(to));
@@ -185,7 +183,7 @@ void ObserveQueriesInHostMemory(const KvShape& shape, const ObserveQueriesParams
 
 void ChooseChannelsInHostMemory(const KvShape& shape, const ChooseChannelsParams& params) {
   const SketchShape& sketch = params.sketch;
-  HW_CHECK(sketch.head_dim == shape.head_dim && sketch.head_dim <= kMaxHeadDim);
+  HW_CHECK(sketch.head_dim == shape.head_dim && sketch.head_dim <= kMaxKvHeadDim);
   for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
     Moments moments(sketch.head_dim);
     for (int64_t page = 0; page * sketch.page_tokens < params.num_positions; ++page) {
@@ -206,7 +204,7 @@ void ChooseChannelsInHostMemory(const KvShape& shape, const ChooseChannelsParams
 
 void EncodePagesInHostMemory(const KvShape& shape, const EncodePagesParams& params) {
   const SketchShape& sketch = params.sketch;
-  HW_CHECK(sketch.head_dim == shape.head_dim && sketch.head_dim <= kMaxHeadDim);
+  HW_CHECK(sketch.head_dim == shape.head_dim && sketch.head_dim <= kMaxKvHeadDim);
   HW_CHECK(params.end_page <= static_cast<int64_t>(params.pages.size()));
   for (int64_t page = params.first_page; page < params.end_page; ++page) {
     HW_CHECK(params.pages[page].size() >= shape.num_kv_heads * sketch.page_bytes());

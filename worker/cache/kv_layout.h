@@ -16,6 +16,9 @@ constexpr int ElementBytes(KvDtype dtype) { return dtype == KvDtype::kFloat32 ? 
 std::string_view KvDtypeName(KvDtype dtype);  // "fp32", "bf16", "fp16"
 absl::StatusOr<KvDtype> ParseKvDtype(std::string_view name);
 
+// No model comes near it; kernels keep a few rows of it on the stack.
+inline constexpr int kMaxKvHeadDim = 512;
+
 // One rank's share of a model. Query head q (local) reads KV head
 // q / group_size() (local).
 struct KvShape {

@@ -98,7 +98,7 @@ def test_generate_describes_what_recall_did(servers: FakeServers) -> None:
 
 
 def test_generate_shows_what_was_read_in_the_text_below_the_answer(servers: FakeServers) -> None:
-    options = ["abc", "-n", "4", "--question-after", "de", "--address", servers.address]
+    options = ["abc", "-n", "4", "--question-after", "de", "--policy", "recall", "--address", servers.address]
     done = run("generate", *options, "--show-reads")
     assert done.returncode == 0, done.stderr
     answer, _, text, *_ = done.stdout.split("\n")
@@ -107,6 +107,30 @@ def test_generate_shows_what_was_read_in_the_text_below_the_answer(servers: Fake
     assert run_json("generate", *options, "--show-reads")["reads"] == [[2, 9], [0, 3]]
     assert run_json("generate", *options)["reads"] is None
     assert [request.return_reads for request in servers.worker.requests] == [True, True, False]
+
+
+def test_generate_shows_no_reads_without_recall() -> None:
+    for arguments in (["--policy", "h2o"], ["--policy", "recall", "--no-recall"]):
+        done = run("generate", "hi", "--show-reads", *arguments)
+        assert done.returncode == 1
+        assert "--show-reads with --policy" in done.stderr
+        assert "want --policy recall or --recall" in done.stderr
+
+
+@pytest.mark.parametrize("budget", ["0", "7", "-0.1"])
+def test_generate_refuses_a_budget_that_is_no_fraction(budget: str) -> None:
+    done = run("generate", "hi", f"--budget={budget}")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"error: --budget {budget}, want a fraction above 0 and at most 1\n",
+    )
+
+
+def test_a_server_that_does_not_answer_is_told_with_what_starts_one() -> None:
+    done = run("generate", "hi", "--address", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: UNAVAILABLE: ")
+    assert "`heavywater serve` starts one" in done.stderr
 
 
 @pytest.mark.parametrize("tokens", ["0", "-1", "some"])

@@ -1,5 +1,6 @@
 #include "worker/backend/cpu/decode_kernels.h"
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 
@@ -7,7 +8,6 @@
 #define HWY_TARGET_INCLUDE "worker/backend/cpu/decode_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // Must come after foreach_target.h.
-#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -28,12 +28,16 @@ constexpr int kLanes = hn::MaxLanes(DF());
 // on AVX-512, 16 on AVX2.
 constexpr int kRowBlock = kLanes == 16 ? 4 : 2;
 constexpr int kSlotsAtOnce = 4;
-constexpr int kColumnVectors = 4;
 // Values of this many slots stay in L1 while every row and column visits them.
 constexpr int kValueBlock = 64;
-// How far ahead of the arithmetic rows of K and of V are fetched: the hardware's
-// own prefetching stops at each 4 KiB page.
-constexpr int kPrefetchRows = 32;
+// How far ahead of the arithmetic rows of K and of V are fetched, into L2: the
+// hardware's own prefetching stops at each 4 KiB page, and L1 is full of the rows
+// at hand.
+constexpr int kPrefetchRows = 64;
+
+HWY_INLINE void PrefetchToL2(const void* address) {
+  __builtin_prefetch(address, /*rw=*/0, /*locality=*/2);
+}
 
 // Lane j of each 128-bit block is the sum of v[j]'s four lanes in that block.
 HWY_INLINE VF SumWithinBlocks(const VF (&v)[kSlotsAtOnce]) {
@@ -63,6 +67,37 @@ HWY_INLINE VF SumAcrossBlocks(const VF (&parts)[kLanes / kSlotsAtOnce]) {
 #endif
 }
 
+// Calls body(offset) for the channels that LoadKvPair() takes apart.
+template <class Body>
+HWY_INLINE void ForSplitPairs(int num_rows, int head_dim, const Body& body) {
+  for (int r = 0; r < num_rows; ++r) {
+    for (int i = 0; i + 2 * kLanes <= head_dim; i += 2 * kLanes) {
+      body(r * PaddedRow(head_dim) + i);
+    }
+  }
+}
+
+// Queries in the order in which keys are loaded.
+void SplitPairs(const float* queries, int num_rows, int head_dim, float* to) {
+  std::copy_n(queries, num_rows * PaddedRow(head_dim), to);
+  ForSplitPairs(num_rows, head_dim, [&](int64_t at) HWY_ATTR {
+    VF even;
+    VF odd;
+    hn::LoadInterleaved2(kFloats, queries + at, even, odd);
+    hn::StoreU(even, kFloats, to + at);
+    hn::StoreU(odd, kFloats, to + at + kLanes);
+  });
+}
+
+// Outputs in the order of the channels again.
+void JoinPairs(int num_rows, int head_dim, float* out) {
+  ForSplitPairs(num_rows, head_dim, [&](int64_t at) HWY_ATTR {
+    const VF even = hn::LoadU(kFloats, out + at);
+    const VF odd = hn::LoadU(kFloats, out + at + kLanes);
+    hn::StoreInterleaved2(even, odd, kFloats, out + at);
+  });
+}
+
 // sums[r] = SumWithinBlocks of row r's products with four keys.
 template <int kRows, typename T>
 HWY_INLINE void DotFourKeys(const T* const (&keys)[kSlotsAtOnce], const float* queries,
@@ -78,10 +113,20 @@ HWY_INLINE void DotFourKeys(const T* const (&keys)[kSlotsAtOnce], const float* q
     }
   };
   int i = 0;
-  for (; i + kLanes <= head_dim; i += kLanes) {
-    for (const T* key : keys) hwy::Prefetch(key + kPrefetchRows * head_dim + i);
+  for (; i + 2 * kLanes <= head_dim; i += 2 * kLanes) {
+    VF first[kSlotsAtOnce];
+    VF second[kSlotsAtOnce];
+    for (int k = 0; k < kSlotsAtOnce; ++k) {
+      PrefetchToL2(keys[k] + kPrefetchRows * head_dim + i);
+      LoadKvPair(kFloats, keys[k] + i, first[k], second[k]);
+    }
+    multiply(i, first);
+    multiply(i + kLanes, second);
+  }
+  if (i + kLanes <= head_dim) {
     multiply(i, {LoadKv(kFloats, keys[0] + i), LoadKv(kFloats, keys[1] + i),
                  LoadKv(kFloats, keys[2] + i), LoadKv(kFloats, keys[3] + i)});
+    i += kLanes;
   }
   if (kLanes == 16 && i < head_dim) {
     multiply(i, {LoadKvHalf(kFloats, keys[0] + i), LoadKvHalf(kFloats, keys[1] + i),
@@ -138,6 +183,14 @@ HWY_INLINE void ForBlocks(int count, const Body& body) {
   if (count - first == 1) body(std::integral_constant<int, 1>(), first);
 }
 
+// The same over an even count, in blocks of four or two.
+template <class Body>
+HWY_INLINE void ForPairs(int count, const Body& body) {
+  int first = 0;
+  for (; first + 4 <= count; first += 4) body(std::integral_constant<int, 4>(), first);
+  if (first < count) body(std::integral_constant<int, 2>(), first);
+}
+
 // Logits to weights in place; their maximum is known. Sums in double: the
 // probabilities of a query add up to one within their own rounding.
 double ExpAndSum(float maximum, int count, float* weights) {
@@ -156,7 +209,8 @@ double ExpAndSum(float maximum, int count, float* weights) {
   return hn::GetLane(hn::SumOfLanes(doubles, hn::Add(lower, upper)));
 }
 
-// out[r][0 .. kVectors * kLanes) += sum over slots of weights[r][slot] * value.
+// out[r][0 .. kVectors * kLanes) += sum over slots of weights[r][slot] * value; an even
+// number of vectors in LoadKvPair()'s order.
 template <int kRows, int kVectors, bool kHalf, typename T>
 HWY_INLINE void AddValues(const T* values, int64_t value_stride, const float* weights,
                           int64_t weights_stride, int count, float* out, int64_t out_stride) {
@@ -168,10 +222,14 @@ HWY_INLINE void AddValues(const T* values, int64_t value_stride, const float* we
   }
   for (int slot = 0; slot < count; ++slot, values += value_stride) {
     VF value[kVectors];
-    for (int c = 0; c < kVectors; ++c) {
-      hwy::Prefetch(values + kPrefetchRows * value_stride + c * kLanes);
-      value[c] =
-          kHalf ? LoadKvHalf(kFloats, values + c * kLanes) : LoadKv(kFloats, values + c * kLanes);
+    if constexpr (kVectors % 2 == 0) {
+      for (int c = 0; c < kVectors; c += 2) {
+        PrefetchToL2(values + kPrefetchRows * value_stride + c * kLanes);
+        LoadKvPair(kFloats, values + c * kLanes, value[c], value[c + 1]);
+      }
+    } else {
+      static_assert(kVectors == 1);
+      value[0] = kHalf ? LoadKvHalf(kFloats, values) : LoadKv(kFloats, values);
     }
     for (int r = 0; r < kRows; ++r) {
       const VF weight = hn::Set(kFloats, weights[r * weights_stride + slot]);
@@ -191,14 +249,19 @@ void AddValuesOfRun(const SlotBlock& block, int first, int count, int num_rows,
   const int64_t out_stride = PaddedRow(block.head_dim);
   const T* values = static_cast<const T*>(block.values) + int64_t{first} * block.head_dim;
   const int whole = block.head_dim / kLanes;
+  const int paired = whole / 2 * 2;
   ForBlocks<kRowBlock>(num_rows, [&](auto rows, int first_row) HWY_ATTR {
     const float* weights = result.weights + first_row * result.weights_stride + first;
     float* out = result.out + first_row * out_stride;
-    ForBlocks<kColumnVectors>(whole, [&](auto vectors, int column) HWY_ATTR {
+    ForPairs(paired, [&](auto vectors, int column) HWY_ATTR {
       AddValues<rows(), vectors(), false>(values + column * kLanes, block.head_dim, weights,
                                           result.weights_stride, count, out + column * kLanes,
                                           out_stride);
     });
+    if (paired < whole) {
+      AddValues<rows(), 1, false>(values + paired * kLanes, block.head_dim, weights,
+                                  result.weights_stride, count, out + paired * kLanes, out_stride);
+    }
     if (kLanes == 16 && whole * kLanes < block.head_dim) {
       AddValues<rows(), 1, true>(values + whole * kLanes, block.head_dim, weights,
                                  result.weights_stride, count, out + whole * kLanes, out_stride);
@@ -248,8 +311,15 @@ void AttendBlockOf(const SlotBlock& block, const QueryRows& rows, BlockResult& r
 }
 
 void AttendBlock(const SlotBlock& block, const QueryRows& rows, BlockResult& result) {
-  WithKvElement(block.dtype,
-                [&]<typename T>(std::type_identity<T>) { AttendBlockOf<T>(block, rows, result); });
+  WithKvElement(block.dtype, [&]<typename T>(std::type_identity<T>) {
+    if constexpr (!kSplitsPairs<T>) return AttendBlockOf<T>(block, rows, result);
+    HWY_ALIGN float queries[kMaxQueryRows * kMaxKvHeadDim];
+    SplitPairs(rows.queries, rows.num_rows, block.head_dim, queries);
+    QueryRows split = rows;
+    split.queries = queries;
+    AttendBlockOf<T>(block, split, result);
+    JoinPairs(rows.num_rows, block.head_dim, result.out);
+  });
 }
 
 void AddGains(const float* weights, int64_t weights_stride, const double* factors, int num_rows,

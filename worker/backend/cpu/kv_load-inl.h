@@ -8,6 +8,7 @@
 #endif
 
 #include <cstdint>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "worker/cache/kv_element.h"
@@ -35,6 +36,24 @@ template <class D>
 HWY_INLINE hn::Vec<D> LoadKv(D d, const Float16* from) {
   const hn::Rebind<hwy::float16_t, D> d16;
   return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(from)));
+}
+
+// Two vectors of elements in an order that is cheap to load: with
+// kSplitsPairs those of even and then those of odd index, else as they lie.
+template <typename T>
+inline constexpr bool kSplitsPairs = std::is_same_v<T, BFloat16>;
+template <class D, typename T>
+HWY_INLINE void LoadKvPair(D d, const T* from, hn::Vec<D>& first, hn::Vec<D>& second) {
+  if constexpr (kSplitsPairs<T>) {
+    // Two bfloat16 to a word of 32 bits: one shift and one mask make two vectors.
+    const hn::RebindToUnsigned<D> words;
+    const auto pairs = hn::LoadU(words, reinterpret_cast<const uint32_t*>(from));
+    first = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
+    second = hn::BitCast(d, hn::And(pairs, hn::Set(words, 0xffff0000u)));
+  } else {
+    first = LoadKv(d, from);
+    second = LoadKv(d, from + hn::Lanes(d));
+  }
 }
 
 // The first half of a vector, zero above: head sizes are multiples of 8, and a

@@ -41,11 +41,21 @@ def common(
     """Client of Heavywater, a distributed KV-cache service for long-context language models."""
 
 
+def _hint(error: HeavywaterError) -> str:
+    """What to do about it, where that is known."""
+    if error.code == "UNAVAILABLE" and "connect" in error.message.lower():
+        return "\nhint: no server answers there; `heavywater serve` starts one and prints its addresses"
+    return ""
+
+
 def main() -> None:
     """Entry point of the console script. Expected failures are one message, not a traceback."""
     exit_on_signals()
     try:
         app()
-    except (HeavywaterError, ServerError, ValueError, OSError) as error:
+    except HeavywaterError as error:
+        print(f"error: {error}{_hint(error)}", file=sys.stderr)
+        sys.exit(1)
+    except (ServerError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -18,6 +18,7 @@ from heavywater.cli.policy import (
     RecallTokens,
     Scope,
     policy_options,
+    reads_demoted,
 )
 from heavywater.cli.prompt import Chat, File, MaxNewTokens, Prompt, QuestionAfter, System, prompt_and_suffix, read_text
 from heavywater.cli.reads import print_reads, reads_json, total_reads
@@ -53,6 +54,8 @@ def generate(
     text = read_text(prompt, file)
     log = Console(stderr=True)
     options = policy_options(policy, scope, budget, recall, recall_tokens, device_ratio)
+    if show_reads and not reads_demoted(policy, recall):
+        raise ValueError(f"--show-reads with --policy {policy} and no recall, want --policy recall or --recall")
     with connected(address, cache, LocalOptions(ranks=ranks), log) as client:
         text, suffix = prompt_and_suffix(client, text, chat, system, question_after)
         generation = client.generate(
@@ -79,6 +82,7 @@ def _stream(generation: Generation) -> list[Token]:
     tokens = []
     with LiveText(Console()) as live:
         for token in generation:
+            live.figures.sequence_id = generation.sequence_id
             live.show(token)
             tokens.append(token)
     return tokens

@@ -22,6 +22,7 @@ class Figures:
     """What the line shows."""
 
     started_s: float
+    sequence_id: int = 0  # 0: not known
     tokens: int = 0
     seen: int = 0
     resident: float = 0.0
@@ -50,8 +51,9 @@ class Figures:
         if self.full_bytes_per_token:
             full_bytes = self.seen * self.full_bytes_per_token
             device += f" of the full cache's {mebibytes(full_bytes)} ({self.device_bytes / full_bytes:.0%})"
+        sequence = f"sequence {self.sequence_id} | " if self.sequence_id else ""
         return (
-            f"{self.tokens_per_s:.1f} tokens/s | resident {self.resident:.0f} of {self.seen} seen | "
+            f"{sequence}{self.tokens_per_s:.1f} tokens/s | resident {self.resident:.0f} of {self.seen} seen | "
             f"{device} | host {mebibytes(self.host_bytes)}"
         )
 

@@ -38,6 +38,11 @@ def parse_recall_tokens(text: str) -> tuple[int, bool]:
     return int(text), False
 
 
+def reads_demoted(policy: str, recall: bool | None) -> bool:
+    """Whether queries read demoted tokens in place under these options."""
+    return policy == RECALL if recall is None else recall
+
+
 def policy_options(
     policy: str,
     scope: str = "layer",
@@ -46,7 +51,12 @@ def policy_options(
     recall_tokens: str = "",
     device_ratio: float = 0.0,
 ) -> common_pb2.PolicyOptions:
-    """What the options above ask for. Whether it can be is the server's to say."""
+    """What the options above ask for. Whether it can be is the server's to say.
+
+    Raises ValueError for an option that no server could make sense of.
+    """
+    if not 0 < budget <= 1:
+        raise ValueError(f"--budget {budget:g}, want a fraction above 0 and at most 1")
     options = common_pb2.PolicyOptions(policy=policy, scope=scope)
     options.recall_tokens, everything = parse_recall_tokens(recall_tokens)
     if everything:
