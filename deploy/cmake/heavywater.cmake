@@ -31,8 +31,47 @@ if(HEAVYWATER_SERVERS)
   find_package(gRPC REQUIRED)
 endif()
 
+# HEAVYWATER_CUDA AUTO: kernels for the device where a toolkit is found. (Their tests need
+# none: tests/worker/backend/cuda_shim.)
+set(HEAVYWATER_CUDA "AUTO" CACHE STRING "CUDA kernels: AUTO (where a toolkit is), ON or OFF")
+set_property(CACHE HEAVYWATER_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(HEAVYWATER_CUDA_FOUND OFF)
+if(NOT HEAVYWATER_CUDA STREQUAL "OFF")
+  if(DEFINED ENV{CUDA_HOME} AND NOT DEFINED CUDAToolkit_ROOT)
+    set(CUDAToolkit_ROOT $ENV{CUDA_HOME})
+  endif()
+  if(HEAVYWATER_CUDA STREQUAL "ON")
+    find_package(CUDAToolkit REQUIRED)
+  else()
+    find_package(CUDAToolkit QUIET)
+  endif()
+  if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE)
+    if(NOT CMAKE_CUDA_COMPILER)
+      set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
+    endif()
+    # Ampere, Hopper and Blackwell; nothing that a driver would have to compile.
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real CACHE STRING "GPUs to compile for")
+    endif()
+    set(CMAKE_CUDA_FLAGS_RELEASE "-O3")
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    set(CMAKE_CUDA_USE_RESPONSE_FILE_FOR_INCLUDES OFF)  # which ccache does not read
+    if(HEAVYWATER_CCACHE)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${HEAVYWATER_CCACHE})
+    endif()
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(CMAKE_CUDA_EXTENSIONS OFF)
+    set(HEAVYWATER_CUDA_FOUND ON)
+  elseif(HEAVYWATER_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "HEAVYWATER_CUDA is ON, but the CUDA toolkit found has no nvcc")
+  endif()
+endif()
+
 function(heavywater_compile_options target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-unused-parameter -Werror)
+  target_compile_options(${target} PRIVATE
+    $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wall -Wextra -Wno-unused-parameter -Werror>)
   target_compile_definitions(${target} PRIVATE HEAVYWATER_VERSION="${PROJECT_VERSION}")
 endfunction()
 
@@ -52,6 +91,20 @@ function(heavywater_library name)
   target_include_directories(${name} ${scope} ${CMAKE_SOURCE_DIR})
   target_link_libraries(${name} ${scope} ${ARG_DEPS})
   set_target_properties(${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+endfunction()
+
+# heavywater_cuda_library(NAME SRCS file... KERNELS file... HDRS file... DEPS target...)
+# A library with kernels (.cu), where HEAVYWATER_CUDA_FOUND. What ptxas says of registers,
+# shared memory and spills lies beside each object, in FILE.cu.ptxas.
+function(heavywater_cuda_library name)
+  cmake_parse_arguments(ARG "" "" "SRCS;KERNELS;HDRS;DEPS" ${ARGN})
+  heavywater_library(${name} SRCS ${ARG_SRCS} ${ARG_KERNELS} HDRS ${ARG_HDRS}
+    DEPS ${ARG_DEPS} CUDA::cudart_static)
+  set(warnings "-Werror=all-warnings" "-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter,-Werror")
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:${warnings} -lineinfo --expt-relaxed-constexpr -Xptxas=-v>)
+  set_target_properties(${name} PROPERTIES
+    RULE_LAUNCH_COMPILE "${CMAKE_SOURCE_DIR}/deploy/cmake/keep_ptxas <OBJECT>")
 endfunction()
 
 # heavywater_binary(NAME SRCS file... DEPS target...)

@@ -9,7 +9,7 @@
 
 #include "cache_service/base/bfloat16.h"
 #include "cache_service/base/float16.h"
-#include "worker/cache/kv_layout.h"
+#include "worker/cache/kv_dtype.h"
 
 namespace heavywater {
 

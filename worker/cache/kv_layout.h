@@ -6,13 +6,10 @@
 
 #include "absl/status/statusor.h"
 #include "cache_service/base/ids.h"
+#include "worker/cache/kv_dtype.h"
 
 namespace heavywater {
 
-enum class KvDtype { kFloat32, kBFloat16, kFloat16 };
-inline constexpr KvDtype kKvDtypes[] = {KvDtype::kFloat32, KvDtype::kBFloat16, KvDtype::kFloat16};
-
-constexpr int ElementBytes(KvDtype dtype) { return dtype == KvDtype::kFloat32 ? 4 : 2; }
 std::string_view KvDtypeName(KvDtype dtype);  // "fp32", "bf16", "fp16"
 absl::StatusOr<KvDtype> ParseKvDtype(std::string_view name);
 

@@ -11,7 +11,9 @@
 
 namespace heavywater::cuda {
 
-inline constexpr int kSplitSlots = 256;
+// Long enough that what splits exchange stays a few per cent of K and V, short
+// enough that one short sequence still spreads over the device.
+inline constexpr int kSplitSlots = 512;
 
 // One token of the wave, in device memory.
 struct WaveToken {
@@ -31,10 +33,12 @@ struct WaveToken {
 };
 
 // Partial results of one split of one query row: its largest logit (scaled; -inf:
-// nothing seen) and the sum of exp(logit - maximum).
-struct SplitSum {
+// nothing seen) and the sum of exp(logit - maximum). The sum is exact to the weights
+// that it sums, so that the probabilities of a query add up to one.
+struct alignas(16) SplitSum {
+  double sum;
   float maximum;
-  float sum;
+  float unused;
 };
 
 // Scratch of a wave. `splits` counts those of the longest token; the picks are

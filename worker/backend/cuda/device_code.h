@@ -14,6 +14,10 @@
 
 #include <cstdint>
 
+#if !defined(__CUDACC__)
+#include "cuda_shim_memory.h"  // SharedMemory() to FloatToHalf(), checked and counted
+#endif
+
 namespace heavywater::cuda {
 
 inline constexpr int kWarp = 32;
@@ -65,8 +69,6 @@ __device__ __forceinline__ uint16_t FloatToHalf(float value) {
   return bits;
 }
 
-#else
-#include "cuda_shim_memory.h"  // the same functions, counted
 #endif
 
 __device__ __forceinline__ float BFloat16ToFloat(uint16_t bits) {

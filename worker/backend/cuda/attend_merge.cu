@@ -1,0 +1,204 @@
+// What follows the splits: their totals, the outputs, and the gains.
+#include <cmath>
+
+#include "worker/backend/cuda/attend.h"
+#include "worker/backend/cuda/launch.h"
+#include "worker/backend/cuda/warp_reduce.h"
+#include "worker/backend/cuda/wave_token.h"
+
+namespace heavywater::cuda {
+namespace {
+
+// Of the kernels that have a warp for each query row.
+constexpr int kRowThreads = 128;
+constexpr int kRowWarps = kRowThreads / kWarp;
+constexpr int kMaxChannelsPerLane = 8;  // head sizes up to 256
+constexpr int kGainThreads = kSplitSlots / 4;
+
+__device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+
+// What brings a part's weights to probabilities, or to shares of the total.
+__device__ __forceinline__ double Factor(const SplitSum& part, const SplitSum& total) {
+  if (part.maximum == -INFINITY) return 0;
+  return exp(static_cast<double>(part.maximum) - static_cast<double>(total.maximum)) / total.sum;
+}
+
+// The partial results of one row, read by a warp.
+struct RowParts {
+  const SplitSum* sums;
+  int num_splits;  // of the token's slots
+  int num_parts;   // with the picks, if it has recall
+  int picks;       // their index in sums and outs
+
+  __device__ __forceinline__ int Index(int part) const {
+    return part < num_splits ? part : picks;
+  }
+  __device__ __forceinline__ SplitSum Sum(int part) const { return Load(sums + Index(part)); }
+
+  // Two passes over a few bytes; the order depends on the number of parts only.
+  __device__ SplitSum Total() const {
+    SplitSum total = {0, -INFINITY, 0};
+    for (int part = Lane(); part < num_parts; part += kWarp) {
+      total.maximum = fmaxf(total.maximum, Sum(part).maximum);
+    }
+    total.maximum = WarpMax(total.maximum);
+    for (int part = Lane(); part < num_parts; part += kWarp) {
+      const SplitSum sum = Sum(part);
+      total.sum += Factor(sum, {1, total.maximum, 0}) * sum.sum;
+    }
+    total.sum = WarpSum(total.sum);
+    return total;
+  }
+};
+
+__device__ __forceinline__ int64_t RowOfWarp() {
+  return static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
+}
+
+__device__ __forceinline__ RowParts PartsOfRow(const WaveToken& token, const WaveScratch& scratch,
+                                               int64_t row, bool with_picks) {
+  const int num_splits = NumSplits(Load(&token.used));
+  const bool picks = with_picks && Load(&token.recall) >= 0;
+  return {scratch.sums + row * (scratch.splits + 1), num_splits, num_splits + (picks ? 1 : 0),
+          scratch.splits};
+}
+
+__global__ void __launch_bounds__(kRowThreads)
+    SlotTotals(WaveShape shape, const WaveToken* tokens, WaveScratch scratch) {
+  const int64_t row = RowOfWarp();
+  if (row >= static_cast<int64_t>(shape.num_tokens) * shape.num_query_heads) return;  // the warp
+  const WaveToken& token = tokens[row / shape.num_query_heads];
+  const SplitSum total = PartsOfRow(token, scratch, row, /*with_picks=*/false).Total();
+  if (Lane() == 0) Store(scratch.totals + row, total);
+}
+
+// A lane's channels, four at a time.
+struct LaneOut {
+  float4 values[kMaxChannelsPerLane / 4];
+};
+
+__device__ __forceinline__ void AddScaled(const float* from, int head_dim, float factor,
+                                          LaneOut& out) {
+#pragma unroll
+  for (int i = 0; i < kMaxChannelsPerLane / 4; ++i) {
+    const int channel = (i * kWarp + Lane()) * 4;
+    if (channel >= head_dim) continue;
+    const float4 part = Load(reinterpret_cast<const float4*>(from + channel));
+    out.values[i].x = fmaf(factor, part.x, out.values[i].x);
+    out.values[i].y = fmaf(factor, part.y, out.values[i].y);
+    out.values[i].z = fmaf(factor, part.z, out.values[i].z);
+    out.values[i].w = fmaf(factor, part.w, out.values[i].w);
+  }
+}
+
+// In the order of the parts. Where a factor is 0 nothing need have been written.
+__device__ __forceinline__ LaneOut MergeOuts(const RowParts& parts, const SplitSum& total,
+                                             const float* outs, int head_dim) {
+  LaneOut out = {};
+  for (int first = 0; first < parts.num_parts; first += kWarp) {
+    const int mine = first + Lane();
+    const float factor =
+        mine < parts.num_parts ? static_cast<float>(Factor(parts.Sum(mine), total)) : 0.0f;
+    const int count = min(parts.num_parts - first, kWarp);
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) {
+      const float of_part = __shfl_sync(kAllLanes, factor, i);
+      const float* from = outs + static_cast<int64_t>(parts.Index(first + i)) * head_dim;
+      if (of_part != 0) AddScaled(from, head_dim, of_part, out);
+    }
+  }
+  return out;
+}
+
+__global__ void __launch_bounds__(kRowThreads)
+    Merge(WaveShape shape, const WaveToken* tokens, WaveScratch scratch) {
+  const int64_t row = RowOfWarp();
+  if (row >= static_cast<int64_t>(shape.num_tokens) * shape.num_query_heads) return;  // the warp
+  const WaveToken& token = tokens[row / shape.num_query_heads];
+  const RowParts parts = PartsOfRow(token, scratch, row, /*with_picks=*/true);
+  const SplitSum total = parts.Total();
+  const LaneOut out =
+      MergeOuts(parts, total, scratch.outs + row * (scratch.splits + 1) * shape.head_dim,
+                shape.head_dim);
+  float* to = Load(&token.out) + row % shape.num_query_heads * shape.head_dim;
+#pragma unroll
+  for (int i = 0; i < kMaxChannelsPerLane / 4; ++i) {
+    const int channel = (i * kWarp + Lane()) * 4;
+    if (channel < shape.head_dim) Store(reinterpret_cast<float4*>(to + channel), out.values[i]);
+  }
+  if (Lane() == 0) Store(scratch.totals + row, total);
+}
+
+// Of four slots, summed over the group's heads: each probability rounded on its own.
+struct FourGains {
+  int64_t values[4];
+};
+__device__ __forceinline__ void AddProbabilities(const float4& weights, double factor,
+                                                 FourGains& gains) {
+  gains.values[0] += ToFixedPoint(weights.x * factor);
+  gains.values[1] += ToFixedPoint(weights.y * factor);
+  gains.values[2] += ToFixedPoint(weights.z * factor);
+  gains.values[3] += ToFixedPoint(weights.w * factor);
+}
+
+// A block for each split of a KV head; a thread for four of its slots.
+__global__ void __launch_bounds__(kGainThreads)
+    AddGains(WaveShape shape, const WaveToken* tokens, WaveScratch scratch) {
+  WaveToken& token = *reinterpret_cast<WaveToken*>(SharedMemory());
+  double* factors = reinterpret_cast<double*>(SharedMemory() + kTokenSharedBytes);
+  const int split = static_cast<int>(blockIdx.x);
+  const int kv_head = static_cast<int>(blockIdx.y);
+  LoadToken(tokens + blockIdx.z, token);
+  if (token.gains == nullptr || split >= NumSplits(token.used)) return;  // the whole block
+
+  const int group_size = shape.num_query_heads / shape.num_kv_heads;
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.z) * shape.num_query_heads + kv_head * group_size;
+  for (int head = static_cast<int>(threadIdx.x); head < group_size; head += kGainThreads) {
+    factors[head] = Factor(Load(scratch.sums + (row + head) * (scratch.splits + 1) + split),
+                           Load(scratch.totals + row + head));
+  }
+  __syncthreads();
+  const int slot = split * kSplitSlots + static_cast<int>(threadIdx.x) * 4;
+  if (slot >= token.used) return;
+  const int64_t stride = static_cast<int64_t>(scratch.splits) * kSplitSlots;
+  FourGains gains = {};
+#pragma unroll 4
+  for (int head = 0; head < group_size; ++head) {
+    const float* weights = scratch.weights + (row + head) * stride + slot;
+    AddProbabilities(Load(reinterpret_cast<const float4*>(weights)), factors[head], gains);
+  }
+  int64_t* to = token.gains + kv_head * token.capacity + slot;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (gains.values[i] != 0) Add(to + i, gains.values[i]);
+  }
+}
+
+dim3 GridOfRows(const WaveShape& shape) {
+  const int64_t rows = static_cast<int64_t>(shape.num_tokens) * shape.num_query_heads;
+  return dim3(static_cast<unsigned>((rows + kRowWarps - 1) / kRowWarps));
+}
+
+}  // namespace
+
+cudaError_t LaunchSlotTotals(const WaveShape& shape, const WaveToken* tokens,
+                             const WaveScratch& scratch, cudaStream_t stream) {
+  return Launch(SlotTotals, GridOfRows(shape), dim3(kRowThreads), 0, stream, shape, tokens,
+                scratch);
+}
+
+cudaError_t LaunchMerge(const WaveShape& shape, const WaveToken* tokens,
+                        const WaveScratch& scratch, cudaStream_t stream) {
+  return Launch(Merge, GridOfRows(shape), dim3(kRowThreads), 0, stream, shape, tokens, scratch);
+}
+
+cudaError_t LaunchAddGains(const WaveShape& shape, const WaveToken* tokens,
+                           const WaveScratch& scratch, cudaStream_t stream) {
+  const dim3 grid(scratch.splits, shape.num_kv_heads, shape.num_tokens);
+  const size_t group_size = shape.num_query_heads / shape.num_kv_heads;
+  return Launch(AddGains, grid, dim3(kGainThreads), kTokenSharedBytes + group_size * sizeof(double),
+                stream, shape, tokens, scratch);
+}
+
+}  // namespace heavywater::cuda
