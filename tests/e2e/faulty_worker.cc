@@ -40,6 +40,7 @@ class ScoreLosingCommunicator final : public Communicator {
                          Stream& stream) override {
     return inner_->AllGather(in, out, stream);
   }
+  absl::Status Settle(Stream& stream) override { return inner_->Settle(stream); }
   absl::Status Broadcast(std::vector<std::byte>& data, int root, absl::Duration timeout) override {
     return inner_->Broadcast(data, root, timeout);
   }
@@ -58,9 +59,9 @@ int main(int argc, char** argv) {
   using heavywater::ScoreLosingCommunicator;
   return heavywater::WorkerMain(
       argc, argv,
-      [](const auto& config, const std::string& key_prefix,
-         auto* store) -> absl::StatusOr<std::unique_ptr<Communicator>> {
-        auto inner = heavywater::ConnectRanks(config, key_prefix, store);
+      [](const auto& config, const std::string& key_prefix, auto* store,
+         auto& backend) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+        auto inner = heavywater::ConnectRanks(config, key_prefix, store, backend);
         if (!inner.ok()) return inner.status();
         return std::make_unique<ScoreLosingCommunicator>(*std::move(inner));
       });

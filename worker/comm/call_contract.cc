@@ -24,6 +24,8 @@ const char* OpName(CallOp op) {
       return "Barrier";
     case CallOp::kLeave:
       return "Leave";
+    case CallOp::kSettle:
+      return "Settle";
   }
   return "unknown operation";
 }

@@ -16,7 +16,8 @@ enum class CallOp : uint16_t {
   kAllGather,
   kBroadcast,
   kBarrier,
-  kLeave,  // the rank is going away
+  kLeave,   // the rank is going away
+  kSettle,  // comparison of the calls so far (nccl/call_log.h)
 };
 
 enum class CallType : uint16_t { kNone = 0, kFloat32, kInt64, kByte };
@@ -30,7 +31,8 @@ struct CallHeader {
   int32_t rank = 0;
   int32_t root = -1;      // of a broadcast
   uint64_t sequence = 0;  // number of this call in the group's life, from 1
-  int64_t length = 0;     // elements; of a broadcast bytes, and only the root's counts
+  int64_t length = 0;     // elements; of a broadcast bytes, and only the root's counts;
+                          // of kSettle a digest of the calls
 
   static constexpr uint32_t kMagic = 0x48574331;  // "HWC1": raise with the format
 };

@@ -1,7 +1,8 @@
 // Collectives between the ranks of a group. Every rank calls the same
 // operations in the same order with the same lengths and types. That is
-// checked: a rank that differs makes the call FAILED_PRECONDITION naming both
-// lengths (or types, or operations) on every rank, before any result is used.
+// checked: a rank that differs makes the call, or Settle(), FAILED_PRECONDITION
+// naming both lengths (or types, or operations) on every rank, before the host
+// uses any result.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +24,11 @@ namespace heavywater {
 // as it was. After any error the communicator is broken: every later call
 // returns that error at once, and the other ranks' calls fail, too.
 //
+// Calls on device memory are queued on `stream`, as a backend's operations are;
+// communicators of host memory have finished them when they return. Results may
+// be used by later work on the stream; before the host uses one it calls
+// Settle(), within the group's time-out after the call.
+//
 // Destroying it tells the others that this rank leaves; ranks that end together
 // wait for each other, for 2 s at most.
 class Communicator {
@@ -31,17 +37,23 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual std::string Name() const = 0;  // "local", "gloo", ...
+  virtual std::string Name() const = 0;  // "local", "gloo", "nccl", ...
 
   // In place, element-wise sum; the result is the same on every rank, bit for
-  // bit: terms are added in rank order. UNAVAILABLE when a peer is gone,
-  // DEADLINE_EXCEEDED after the time-out.
+  // bit. Integers are exact (modulo 2^64). Floats are rounded in an order of the
+  // implementation's: rank order in host memory, NCCL's own on GPUs. UNAVAILABLE
+  // when a peer is gone, DEADLINE_EXCEEDED after the time-out.
   virtual absl::Status AllReduceSum(DeviceSpan<float> data, Stream& stream) = 0;
   virtual absl::Status AllReduceSum(DeviceSpan<int64_t> data, Stream& stream) = 0;
 
   // out = [size()][in.size()], rank order; CHECKs its length.
   virtual absl::Status AllGather(DeviceSpan<const float> in, DeviceSpan<float> out,
                                  Stream& stream) = 0;
+
+  // Waits for the calls that this rank has queued on `stream`. OK: all ranks made
+  // the same ones, and their results are whole. After an error the results of
+  // calls since the last Settle() are undefined. Collective.
+  virtual absl::Status Settle(Stream& stream) { return absl::OkStatus(); }
 
   // Host bytes from rank `root`; the others' `data` is resized to what came.
   // `timeout` bounds the wait for the root (a follower waits long for the next

@@ -10,29 +10,13 @@
 namespace heavywater {
 namespace {
 
-// Rows of logits computed at once: a vocabulary of 128,000 takes 32 MB, and the
-// gather of 3 ranks as much again.
-constexpr int64_t kLogitsTokens = 64;
-constexpr int64_t kMaxBatchTokens = 1 << 16;
 constexpr int64_t kAlignFloats = 16;  // a cache line
-
-// Calls body(first, count) for chunks of at most `max` of `total` rows.
-template <class Body>
-absl::Status ForEachChunk(int64_t total, int64_t max, const Body& body) {
-  for (int64_t first = 0; first < total; first += max) {
-    HW_RETURN_IF_ERROR(body(first, std::min(max, total - first)));
-  }
-  return absl::OkStatus();
-}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> CpuLlamaRunner::Create(
     const GgufFile& file, Communicator& comm, Backend& backend, const LlamaRunnerOptions& options) {
-  if (options.max_batch_tokens < 1 || options.max_batch_tokens > kMaxBatchTokens) {
-    return absl::InvalidArgumentError(
-        Message("max_batch_tokens is ", options.max_batch_tokens, ", want 1 to ", kMaxBatchTokens));
-  }
+  HW_RETURN_IF_ERROR(CheckMaxBatch(options.max_batch_tokens));
   HW_ASSIGN_OR_RETURN(auto matmul, Matmul::Create(backend, options.num_threads));
   HW_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(file));
   HW_ASSIGN_OR_RETURN(const RankShard shard, MakeRankShard(config, comm.rank(), comm.size()));
@@ -46,12 +30,8 @@ absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> CpuLlamaRunner::Create(
 
 CpuLlamaRunner::CpuLlamaRunner(ModelConfig config, RankShard shard, LlamaWeights weights,
                                Communicator& comm, const LlamaRunnerOptions& options)
-    : config_(std::move(config)),
-      shard_(shard),
-      max_tokens_(options.max_batch_tokens),
-      weights_(std::move(weights)),
-      comm_(&comm),
-      angles_(config_.head_dim, config_.rope_base, weights_.rope_factors) {}
+    : LlamaRunner(std::move(config), shard, std::move(weights), comm, options.max_batch_tokens),
+      angles_(this->config().head_dim, this->config().rope_base, this->weights().rope_factors) {}
 
 int64_t CpuLlamaRunner::LayOutWorkspace(float* memory) {
   int64_t used = 0;
@@ -60,17 +40,17 @@ int64_t CpuLlamaRunner::LayOutWorkspace(float* memory) {
     used += (rows * cols + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
     return part;
   };
-  const int64_t padded = Matmul::PaddedTokens(max_tokens_);
-  const int64_t logits_tokens = std::min(kLogitsTokens, max_tokens_);
-  const LlamaLayer& layer = weights_.layers[0];
-  workspace_.normed = take(padded, config_.hidden_size);
+  const int64_t padded = Matmul::PaddedTokens(max_tokens());
+  const int64_t logits_tokens = max_logits_tokens();
+  const LlamaLayer& layer = weights().layers[0];
+  workspace_.normed = take(padded, config().hidden_size);
   workspace_.qkv = take(padded, layer.qkv.rows);
   workspace_.attention = take(padded, layer.attn_output.cols);
   workspace_.gate_up = take(padded, layer.gate_up.rows);
   workspace_.inner = take(padded, layer.ffn_down.cols);
-  workspace_.partial = take(padded, config_.hidden_size);
-  workspace_.logits = take(Matmul::PaddedTokens(logits_tokens), shard_.max_vocab);
-  workspace_.gathered = take(shard_.size * logits_tokens, shard_.max_vocab);
+  workspace_.partial = take(padded, config().hidden_size);
+  workspace_.logits = take(Matmul::PaddedTokens(logits_tokens), shard().max_vocab);
+  workspace_.gathered = take(shard().size * logits_tokens, shard().max_vocab);
   return used;
 }
 
@@ -79,77 +59,46 @@ absl::Status CpuLlamaRunner::AllocateWorkspace(Backend& backend) {
   HW_ASSIGN_OR_RETURN(workspace_memory_,
                       backend.Allocate(floats * static_cast<int64_t>(sizeof(float))));
   LayOutWorkspace(workspace_memory_.As<float>().device_address());
+  exchange().partial = {workspace_.partial, max_tokens() * config().hidden_size};
+  exchange().logits = {workspace_.logits, max_logits_tokens() * shard().max_vocab};
+  exchange().gathered = {workspace_.gathered, shard().size * exchange().logits.size()};
   const auto reserve = [&](const WeightMatrix& weights, int64_t tokens, int64_t out_stride) {
     return matmul_->Reserve(weights.rows, weights.cols, tokens, out_stride);
   };
-  const LlamaLayer& layer = weights_.layers[0];  // all are alike
-  HW_RETURN_IF_ERROR(reserve(layer.qkv, max_tokens_, layer.qkv.rows));
-  HW_RETURN_IF_ERROR(reserve(layer.attn_output, max_tokens_, config_.hidden_size));
-  HW_RETURN_IF_ERROR(reserve(layer.gate_up, max_tokens_, layer.gate_up.rows));
-  HW_RETURN_IF_ERROR(reserve(layer.ffn_down, max_tokens_, config_.hidden_size));
-  return reserve(weights_.output, std::min(kLogitsTokens, max_tokens_), shard_.max_vocab);
+  const LlamaLayer& layer = weights().layers[0];  // all are alike
+  HW_RETURN_IF_ERROR(reserve(layer.qkv, max_tokens(), layer.qkv.rows));
+  HW_RETURN_IF_ERROR(reserve(layer.attn_output, max_tokens(), config().hidden_size));
+  HW_RETURN_IF_ERROR(reserve(layer.gate_up, max_tokens(), layer.gate_up.rows));
+  HW_RETURN_IF_ERROR(reserve(layer.ffn_down, max_tokens(), config().hidden_size));
+  return reserve(weights().output, max_logits_tokens(), shard().max_vocab);
 }
 
 int64_t CpuLlamaRunner::device_bytes() const {
-  return weights_.memory.bytes() + workspace_memory_.bytes() + matmul_->device_bytes();
+  return weights().memory.bytes() + workspace_memory_.bytes() + matmul_->device_bytes();
 }
 
-void CpuLlamaRunner::SetCommunicator(Communicator& comm) {
-  HW_CHECK(comm.rank() == shard_.rank && comm.size() == shard_.size);
-  comm_ = &comm;
-}
-
-absl::Status CpuLlamaRunner::Embed(std::span<const int32_t> tokens, DeviceSpan<float> hidden,
-                                   Stream& stream) {
-  const int64_t width = config_.hidden_size;
-  HW_CHECK(hidden.size() == static_cast<int64_t>(tokens.size()) * width);
-  for (const int32_t token : tokens) {
-    if (token >= 0 && token < config_.vocab_size) continue;
-    return absl::InvalidArgumentError(
-        Message("token is ", token, ", want 0 or more and less than ", config_.vocab_size));
-  }
+absl::Status CpuLlamaRunner::EmbedChunk(std::span<const int32_t> tokens, DeviceSpan<float> hidden,
+                                        Stream&) {
+  const int64_t width = config().hidden_size;
   float* out = hidden.device_address();
   for (const int32_t token : tokens) {
-    const int64_t row = token - shard_.vocab.begin;
-    if (row >= 0 && row < shard_.vocab.size) {
-      std::copy_n(weights_.embedding.row(row), width, out);
+    const int64_t row = token - shard().vocab.begin;
+    if (row >= 0 && row < shard().vocab.size) {
+      std::copy_n(weights().embedding.row(row), width, out);
     } else {
       std::fill_n(out, width, 0.0f);  // another rank has it
     }
     out += width;
   }
-  return ForEachChunk(
-      static_cast<int64_t>(tokens.size()), max_tokens_, [&](int64_t first, int64_t count) {
-        return comm_->AllReduceSum(hidden.Sub(first * width, count * width), stream);
-      });
+  return absl::OkStatus();
 }
 
-absl::Status CpuLlamaRunner::ComputeQkv(int layer, DeviceSpan<const float> hidden,
-                                        std::span<const Position> positions, DeviceSpan<float> q,
-                                        DeviceSpan<float> k, DeviceSpan<float> v, Stream&) {
+absl::Status CpuLlamaRunner::QkvChunk(const LlamaLayer& layer, DeviceSpan<const float> hidden,
+                                      std::span<const Position> positions, DeviceSpan<float> q,
+                                      DeviceSpan<float> k, DeviceSpan<float> v, Stream&) {
   const auto tokens = static_cast<int64_t>(positions.size());
-  const int64_t q_width = shard_.query_heads.size * config_.head_dim;
-  const int64_t kv_width = shard_.kv_heads.size * config_.head_dim;
-  HW_CHECK(layer >= 0 && layer < config_.num_layers);
-  HW_CHECK(hidden.size() == tokens * config_.hidden_size && q.size() == tokens * q_width);
-  HW_CHECK(k.size() == tokens * kv_width && v.size() == tokens * kv_width);
-  return ForEachChunk(tokens, max_tokens_, [&](int64_t first, int64_t count) {
-    return QkvChunk(weights_.layers[static_cast<size_t>(layer)],
-                    hidden.device_address() + first * config_.hidden_size,
-                    positions.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
-                    q.device_address() + first * q_width, k.device_address() + first * kv_width,
-                    v.device_address() + first * kv_width);
-  });
-}
-
-absl::Status CpuLlamaRunner::QkvChunk(const LlamaLayer& layer, const float* hidden,
-                                      std::span<const Position> positions, float* q, float* k,
-                                      float* v) {
-  const auto tokens = static_cast<int64_t>(positions.size());
-  const int64_t head_dim = config_.head_dim;
-  const int64_t q_width = shard_.query_heads.size * head_dim;
-  const int64_t kv_width = shard_.kv_heads.size * head_dim;
-  Normalise(hidden, tokens, layer.attn_norm);
+  const int64_t head_dim = config().head_dim;
+  Normalise(hidden.device_address(), tokens, layer.attn_norm);
   HW_RETURN_IF_ERROR(
       Multiply(layer.qkv, workspace_.normed, tokens, workspace_.qkv, layer.qkv.rows));
   angles_.SetPositions(positions);
@@ -160,101 +109,69 @@ absl::Status CpuLlamaRunner::QkvChunk(const LlamaLayer& layer, const float* hidd
   };
   for (int64_t t = 0; t < tokens; ++t) {
     const float* row = workspace_.qkv + t * layer.qkv.rows;
-    rotate(row, q_width, t, q + t * q_width);
-    rotate(row + q_width, kv_width, t, k + t * kv_width);
-    std::copy_n(row + q_width + kv_width, kv_width, v + t * kv_width);
+    rotate(row, q_width(), t, q.device_address() + t * q_width());
+    rotate(row + q_width(), kv_width(), t, k.device_address() + t * kv_width());
+    std::copy_n(row + q_width() + kv_width(), kv_width(), v.device_address() + t * kv_width());
   }
   return absl::OkStatus();
 }
 
-absl::Status CpuLlamaRunner::FinishLayer(int layer, DeviceSpan<const float> attention,
-                                         DeviceSpan<float> hidden, Stream& stream) {
-  HW_CHECK(layer >= 0 && layer < config_.num_layers);
-  const LlamaLayer& weights = weights_.layers[static_cast<size_t>(layer)];
-  const int64_t width = config_.hidden_size;
-  const int64_t tokens = hidden.size() / width;
-  HW_CHECK(hidden.size() == tokens * width);
-  HW_CHECK(attention.size() == tokens * weights.attn_output.cols);
-  return ForEachChunk(tokens, max_tokens_, [&](int64_t first, int64_t count) {
-    float* const rows = hidden.device_address() + first * width;
-    HW_RETURN_IF_ERROR(AttentionChunk(weights,
-                                      attention.device_address() + first * weights.attn_output.cols,
-                                      count, rows, stream));
-    return FeedForwardChunk(weights, count, rows, stream);
-  });
-}
-
-absl::Status CpuLlamaRunner::AttentionChunk(const LlamaLayer& layer, const float* attention,
-                                            int64_t tokens, float* hidden, Stream& stream) {
-  const float* x = attention;
+absl::Status CpuLlamaRunner::AttentionChunk(const LlamaLayer& layer,
+                                            DeviceSpan<const float> attention, int64_t tokens,
+                                            Stream&) {
+  const float* x = attention.device_address();
   if (Matmul::PaddedTokens(tokens) != tokens) {  // the caller's rows have no padding
-    std::copy_n(attention, tokens * layer.attn_output.cols, workspace_.attention);
+    std::copy_n(x, attention.size(), workspace_.attention);
     x = workspace_.attention;
   }
-  HW_RETURN_IF_ERROR(
-      Multiply(layer.attn_output, x, tokens, workspace_.partial, config_.hidden_size));
-  return AddPartials(tokens, hidden, stream);
+  return Multiply(layer.attn_output, x, tokens, workspace_.partial, config().hidden_size);
 }
 
-absl::Status CpuLlamaRunner::FeedForwardChunk(const LlamaLayer& layer, int64_t tokens,
-                                              float* hidden, Stream& stream) {
+absl::Status CpuLlamaRunner::FeedForwardChunk(const LlamaLayer& layer,
+                                              DeviceSpan<const float> hidden, int64_t tokens,
+                                              Stream&) {
   const int64_t ffn = layer.ffn_down.cols;
-  Normalise(hidden, tokens, layer.ffn_norm);
+  Normalise(hidden.device_address(), tokens, layer.ffn_norm);
   HW_RETURN_IF_ERROR(
       Multiply(layer.gate_up, workspace_.normed, tokens, workspace_.gate_up, layer.gate_up.rows));
   for (int64_t t = 0; t < tokens; ++t) {
     const float* gate = workspace_.gate_up + t * 2 * ffn;
     SiluMultiply(gate, gate + ffn, ffn, workspace_.inner + t * ffn);
   }
-  HW_RETURN_IF_ERROR(
-      Multiply(layer.ffn_down, workspace_.inner, tokens, workspace_.partial, config_.hidden_size));
-  return AddPartials(tokens, hidden, stream);
+  return Multiply(layer.ffn_down, workspace_.inner, tokens, workspace_.partial,
+                  config().hidden_size);
 }
 
-absl::Status CpuLlamaRunner::ComputeLogits(DeviceSpan<const float> hidden, DeviceSpan<float> logits,
-                                           Stream& stream) {
-  const int64_t tokens = hidden.size() / config_.hidden_size;
-  HW_CHECK(hidden.size() == tokens * config_.hidden_size);
-  HW_CHECK(logits.size() == tokens * config_.vocab_size);
-  return ForEachChunk(
-      tokens, std::min(kLogitsTokens, max_tokens_), [&](int64_t first, int64_t count) {
-        return LogitsChunk(hidden.device_address() + first * config_.hidden_size, count,
-                           logits.device_address() + first * config_.vocab_size, stream);
-      });
+absl::Status CpuLlamaRunner::AddPartial(DeviceSpan<float> hidden, Stream&) {
+  AddTo(workspace_.partial, hidden.size(), hidden.device_address());
+  return absl::OkStatus();
 }
 
-absl::Status CpuLlamaRunner::LogitsChunk(const float* hidden, int64_t tokens, float* logits,
-                                         Stream& stream) {
-  const int64_t part = tokens * shard_.max_vocab;  // every rank sends so much
-  Normalise(hidden, tokens, weights_.output_norm);
-  HW_RETURN_IF_ERROR(
-      Multiply(weights_.output, workspace_.normed, tokens, workspace_.logits, shard_.max_vocab));
-  HW_RETURN_IF_ERROR(comm_->AllGather(DeviceSpan<const float>(workspace_.logits, part),
-                                      DeviceSpan<float>(workspace_.gathered, part * shard_.size),
-                                      stream));
-  for (int rank = 0; rank < shard_.size; ++rank) {
-    const Range range = SplitInUnits(config_.vocab_size, rank, shard_.size);
+absl::Status CpuLlamaRunner::LogitsChunk(DeviceSpan<const float> hidden, int64_t tokens, Stream&) {
+  Normalise(hidden.device_address(), tokens, weights().output_norm);
+  return Multiply(weights().output, workspace_.normed, tokens, workspace_.logits,
+                  shard().max_vocab);
+}
+
+absl::Status CpuLlamaRunner::PlaceLogits(int64_t tokens, DeviceSpan<float> logits, Stream&) {
+  const int64_t vocab = config().vocab_size;
+  const float* from = workspace_.gathered;
+  for (int rank = 0; rank < shard().size; ++rank) {
+    const Range range = SplitInUnits(vocab, rank, shard().size);
     for (int64_t t = 0; t < tokens; ++t) {
-      std::copy_n(workspace_.gathered + rank * part + t * shard_.max_vocab, range.size,
-                  logits + t * config_.vocab_size + range.begin);
+      std::copy_n(from, range.size, logits.device_address() + t * vocab + range.begin);
+      from += shard().max_vocab;
     }
   }
   return absl::OkStatus();
 }
 
 void CpuLlamaRunner::Normalise(const float* hidden, int64_t tokens, const WeightMatrix& weight) {
-  const int64_t width = config_.hidden_size;
+  const int64_t width = config().hidden_size;
   for (int64_t t = 0; t < tokens; ++t) {
-    RmsNorm(hidden + t * width, weight.data, static_cast<float>(config_.rms_epsilon), width,
+    RmsNorm(hidden + t * width, weight.data, static_cast<float>(config().rms_epsilon), width,
             workspace_.normed + t * width);
   }
-}
-
-absl::Status CpuLlamaRunner::AddPartials(int64_t tokens, float* hidden, Stream& stream) {
-  const int64_t size = tokens * config_.hidden_size;
-  HW_RETURN_IF_ERROR(comm_->AllReduceSum(DeviceSpan<float>(workspace_.partial, size), stream));
-  AddTo(workspace_.partial, size, hidden);
-  return absl::OkStatus();
 }
 
 absl::Status CpuLlamaRunner::Multiply(const WeightMatrix& weights, const float* x, int64_t tokens,

@@ -25,7 +25,10 @@ class Arena {
   int64_t used() const { return used_; }
 
   WeightMatrix Take(int64_t rows, int64_t cols) {
-    const WeightMatrix matrix{memory_ == nullptr ? nullptr : memory_ + used_, rows, cols};
+    const WeightMatrix matrix{.data = memory_ == nullptr ? nullptr : memory_ + used_,
+                              .offset = used_ * static_cast<int64_t>(sizeof(float)),
+                              .rows = rows,
+                              .cols = cols};
     used_ += (rows * cols + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
     return matrix;
   }
@@ -35,7 +38,27 @@ class Arena {
   int64_t used_ = 0;
 };
 
-void LayOut(const ModelConfig& config, const RankShard& shard, Arena& arena,
+// Only counts, in bytes, for elements of any size.
+class ByteArena {
+ public:
+  explicit ByteArena(const WeightFormat& format) : format_(format) {}
+  int64_t used() const { return used_; }
+
+  WeightMatrix Take(int64_t rows, int64_t cols) {
+    const WeightMatrix matrix{.offset = used_, .rows = rows, .cols = cols};
+    const int64_t bytes = rows * cols * (rows == 1 ? format_.vector_bytes : format_.matrix_bytes);
+    used_ += (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+    return matrix;
+  }
+
+ private:
+  static constexpr int64_t kAlignBytes = 256;  // what GPUs load best
+  const WeightFormat format_;
+  int64_t used_ = 0;
+};
+
+template <class AnyArena>
+void LayOut(const ModelConfig& config, const RankShard& shard, AnyArena& arena,
             LlamaWeights& weights) {
   const int64_t hidden = config.hidden_size;
   const int64_t head_dim = config.head_dim;
@@ -58,19 +81,24 @@ Range HeadRows(const Range& heads, int64_t head_dim) {
   return {heads.begin * head_dim, heads.size * head_dim};
 }
 
+// Matrices that already have memory.
+class InPlace final : public WeightSink {
+ public:
+  float* Begin(const WeightMatrix& matrix) override {
+    return const_cast<float*>(matrix.data);  // written here, read only from then on
+  }
+  absl::Status Finish(const WeightMatrix& matrix) override { return absl::OkStatus(); }
+};
+
 // Fills the laid-out matrices from the file.
 class Loader {
  public:
-  Loader(const GgufFile& file, const ModelConfig& config, const RankShard& shard)
-      : file_(file), config_(config), shard_(shard) {}
+  Loader(const GgufFile& file, const ModelConfig& config, const RankShard& shard, WeightSink& sink)
+      : file_(file), config_(config), shard_(shard), sink_(sink) {}
 
   absl::Status LoadAll(LlamaWeights& weights) {
-    const int64_t hidden = config_.hidden_size;
-    const int64_t vocab = config_.vocab_size;
-    HW_RETURN_IF_ERROR(LoadRows("token_embd", vocab, hidden, shard_.vocab, weights.embedding, 0));
-    if (!config_.tied_embeddings) {
-      HW_RETURN_IF_ERROR(LoadRows("output", vocab, hidden, shard_.vocab, weights.output, 0));
-    }
+    HW_RETURN_IF_ERROR(LoadVocabulary("token_embd", weights.embedding));
+    if (!config_.tied_embeddings) HW_RETURN_IF_ERROR(LoadVocabulary("output", weights.output));
     HW_RETURN_IF_ERROR(LoadVector("output_norm", weights.output_norm));
     HW_RETURN_IF_ERROR(LoadRopeFactors(weights));
     for (size_t i = 0; i < weights.layers.size(); ++i) {
@@ -81,24 +109,46 @@ class Loader {
 
  private:
   absl::Status LoadLayer(const std::string& prefix, const LlamaLayer& layer) {
-    const int64_t hidden = config_.hidden_size;
-    const int64_t ffn = config_.ffn_size;
     const int64_t head_dim = config_.head_dim;
-    const int64_t q_rows = config_.num_query_heads * head_dim;
+    HW_RETURN_IF_ERROR(LoadVector(prefix + "attn_norm", layer.attn_norm));
+    HW_RETURN_IF_ERROR(Fill(layer.qkv, [&](float* to) { return LoadQkv(prefix, to); }));
+    HW_RETURN_IF_ERROR(Fill(layer.attn_output, [&](float* to) {
+      return LoadColumns(prefix + "attn_output", config_.num_query_heads * head_dim,
+                         HeadRows(shard_.query_heads, head_dim), layer.attn_output.rows, to);
+    }));
+    HW_RETURN_IF_ERROR(LoadVector(prefix + "ffn_norm", layer.ffn_norm));
+    HW_RETURN_IF_ERROR(Fill(layer.gate_up, [&](float* to) { return LoadGateUp(prefix, to); }));
+    return Fill(layer.ffn_down, [&](float* to) {
+      return LoadColumns(prefix + "ffn_down", config_.ffn_size, shard_.ffn, layer.ffn_down.rows,
+                         to);
+    });
+  }
+
+  absl::Status LoadQkv(const std::string& prefix, float* to) {
+    const int64_t hidden = config_.hidden_size;
+    const int64_t head_dim = config_.head_dim;
     const int64_t kv_rows = config_.num_kv_heads * head_dim;
     const Range q = HeadRows(shard_.query_heads, head_dim);
     const Range kv = HeadRows(shard_.kv_heads, head_dim);
-    HW_RETURN_IF_ERROR(LoadVector(prefix + "attn_norm", layer.attn_norm));
-    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_q", q_rows, q, layer.qkv, 0));
-    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_k", kv_rows, kv, layer.qkv, q.size));
-    HW_RETURN_IF_ERROR(
-        LoadRows(prefix + "attn_v", kv_rows, hidden, kv, layer.qkv, q.size + kv.size));
-    HW_RETURN_IF_ERROR(LoadColumns(prefix + "attn_output", q_rows, q, layer.attn_output));
-    HW_RETURN_IF_ERROR(LoadVector(prefix + "ffn_norm", layer.ffn_norm));
-    HW_RETURN_IF_ERROR(LoadRows(prefix + "ffn_gate", ffn, hidden, shard_.ffn, layer.gate_up, 0));
-    HW_RETURN_IF_ERROR(
-        LoadRows(prefix + "ffn_up", ffn, hidden, shard_.ffn, layer.gate_up, shard_.ffn.size));
-    return LoadColumns(prefix + "ffn_down", ffn, shard_.ffn, layer.ffn_down);
+    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_q", config_.num_query_heads * head_dim, q, to));
+    to += q.size * hidden;
+    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_k", kv_rows, kv, to));
+    to += kv.size * hidden;
+    return LoadRows(prefix + "attn_v", kv_rows, hidden, kv, to);
+  }
+
+  absl::Status LoadGateUp(const std::string& prefix, float* to) {
+    const int64_t hidden = config_.hidden_size;
+    HW_RETURN_IF_ERROR(LoadRows(prefix + "ffn_gate", config_.ffn_size, hidden, shard_.ffn, to));
+    return LoadRows(prefix + "ffn_up", config_.ffn_size, hidden, shard_.ffn,
+                    to + shard_.ffn.size * hidden);
+  }
+
+  // Calls body(where to write the matrix) between Begin() and Finish().
+  template <class Body>
+  absl::Status Fill(const WeightMatrix& matrix, const Body& body) {
+    HW_RETURN_IF_ERROR(body(sink_.Begin(matrix)));
+    return sink_.Finish(matrix);
   }
 
   // The tensor `name`.weight, which must be [rows][cols].
@@ -113,46 +163,46 @@ class Loader {
     return tensor;
   }
 
-  static float* Row(const WeightMatrix& matrix, int64_t row) {
-    return const_cast<float*>(matrix.row(row));  // written here, read only from then on
-  }
-
   absl::Status LoadVector(const std::string& name, const WeightMatrix& to) {
-    return LoadRows(name, 1, to.cols, {0, 1}, to, 0);
+    return Fill(to, [&](float* data) { return LoadRows(name, 1, to.cols, {0, 1}, data); });
   }
 
-  // Rows `range` of the tensor to the rows of `to` from `to_row`.
+  absl::Status LoadVocabulary(const std::string& name, const WeightMatrix& to) {
+    return Fill(to, [&](float* data) {
+      return LoadRows(name, config_.vocab_size, config_.hidden_size, shard_.vocab, data);
+    });
+  }
+
+  // Rows `range` of the tensor.
   absl::Status LoadRows(const std::string& name, int64_t rows, int64_t cols, const Range& range,
-                        const WeightMatrix& to, int64_t to_row) {
+                        float* to) {
     HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, cols));
-    DequantizeRows(tensor, range.begin, range.size,
-                   {Row(to, to_row), static_cast<size_t>(range.size * cols)});
+    DequantizeRows(tensor, range.begin, range.size, {to, static_cast<size_t>(range.size * cols)});
     return absl::OkStatus();
   }
 
   // GGUF stores rows 2i and 2i + 1 of a head where its rotation pairs rows i and
   // i + half; here they return to halves.
-  absl::Status LoadRotated(const std::string& name, int64_t rows, const Range& range,
-                           const WeightMatrix& to, int64_t to_row) {
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, to.cols));
+  absl::Status LoadRotated(const std::string& name, int64_t rows, const Range& range, float* to) {
+    const int64_t cols = config_.hidden_size;
+    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, cols));
     const int64_t half = config_.head_dim / 2;
     for (int64_t row = 0; row < range.size; ++row) {
       const int64_t in_head = row % config_.head_dim;
       const int64_t halves = row - in_head + in_head / 2 + (in_head % 2) * half;
-      DequantizeRows(tensor, range.begin + row, 1,
-                     {Row(to, to_row + halves), static_cast<size_t>(to.cols)});
+      DequantizeRows(tensor, range.begin + row, 1, {to + halves * cols, static_cast<size_t>(cols)});
     }
     return absl::OkStatus();
   }
 
-  // Columns `range` of all rows.
-  absl::Status LoadColumns(const std::string& name, int64_t cols, const Range& range,
-                           const WeightMatrix& to) {
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, to.rows, cols));
+  // Columns `range` of all `rows` rows.
+  absl::Status LoadColumns(const std::string& name, int64_t cols, const Range& range, int64_t rows,
+                           float* to) {
+    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, cols));
     std::vector<float> row(static_cast<size_t>(cols));
-    for (int64_t r = 0; r < to.rows; ++r) {
+    for (int64_t r = 0; r < rows; ++r) {
       DequantizeRows(tensor, r, 1, row);
-      std::copy_n(row.begin() + range.begin, range.size, Row(to, r));
+      std::copy_n(row.begin() + range.begin, range.size, to + r * range.size);
     }
     return absl::OkStatus();
   }
@@ -178,18 +228,24 @@ class Loader {
   const GgufFile& file_;
   const ModelConfig& config_;
   const RankShard& shard_;
+  WeightSink& sink_;
   absl::flat_hash_set<std::string_view> used_;
 };
 
 }  // namespace
 
-WeightCounts CountWeights(const ModelConfig& config, const RankShard& shard) {
+LlamaWeights LayOutLlamaWeights(const ModelConfig& config, const RankShard& shard,
+                                const WeightFormat& format, int64_t& bytes) {
   LlamaWeights weights;
-  Arena arena;
+  ByteArena arena(format);
   LayOut(config, shard, arena, weights);
-  const int64_t embedding = weights.embedding.rows * weights.embedding.cols;
-  return {.all = arena.used(),
-          .read_by_step = arena.used() - (config.tied_embeddings ? 0 : embedding)};
+  bytes = arena.used();
+  return weights;
+}
+
+absl::Status ReadLlamaWeights(const GgufFile& file, const ModelConfig& config,
+                              const RankShard& shard, LlamaWeights& weights, WeightSink& sink) {
+  return Loader(file, config, shard, sink).LoadAll(weights);
 }
 
 absl::StatusOr<LlamaWeights> LoadLlamaWeights(const GgufFile& file, const ModelConfig& config,
@@ -201,7 +257,8 @@ absl::StatusOr<LlamaWeights> LoadLlamaWeights(const GgufFile& file, const ModelC
                       backend.Allocate(arena.used() * static_cast<int64_t>(sizeof(float))));
   arena.SetMemory(weights.memory.As<float>().device_address());
   LayOut(config, shard, arena, weights);
-  HW_RETURN_IF_ERROR(Loader(file, config, shard).LoadAll(weights));
+  InPlace sink;
+  HW_RETURN_IF_ERROR(ReadLlamaWeights(file, config, shard, weights, sink));
   return weights;
 }
 

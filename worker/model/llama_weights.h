@@ -1,9 +1,11 @@
-// A rank's share of a Llama model's weights, dequantised to float32.
+// A rank's share of a Llama model's weights: which matrices there are, where they
+// lie, and how they are read from a file.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/backend/backend.h"
 #include "worker/model/gguf_file.h"
@@ -12,9 +14,11 @@
 
 namespace heavywater {
 
-// Row-major [rows][cols]; a vector is one row. Lives in LlamaWeights::memory.
+// Row-major [rows][cols]; a vector is one row. Lives in LlamaWeights::memory: at
+// `data` in CPU memory, `offset` bytes from its begin everywhere.
 struct WeightMatrix {
   const float* data = nullptr;
+  int64_t offset = 0;
   int64_t rows = 0;
   int64_t cols = 0;
 
@@ -37,22 +41,36 @@ struct LlamaWeights {
   WeightMatrix output_norm;         // [1][hidden]
   std::vector<float> rope_factors;  // [head_dim / 2], or empty
   std::vector<LlamaLayer> layers;
-  DeviceBuffer memory;  // CPU memory: this is the CPU runner's
+  DeviceBuffer memory;
 };
 
-// Elements of a rank's weights, padding included.
-struct WeightCounts {
-  int64_t all = 0;
-  // A step reads every matrix but the embedding, of which it reads a row a token;
-  // tied, the embedding is the output's matrix.
-  int64_t read_by_step = 0;
+// Bytes of an element.
+struct WeightFormat {
+  int64_t matrix_bytes = sizeof(float);
+  int64_t vector_bytes = sizeof(float);  // of the norms
 };
-WeightCounts CountWeights(const ModelConfig& config, const RankShard& shard);
+// All matrices with their offsets and no memory yet; `bytes` is what they take.
+LlamaWeights LayOutLlamaWeights(const ModelConfig& config, const RankShard& shard,
+                                const WeightFormat& format, int64_t& bytes);
 
-// Reads only the rank's rows and columns. One allocation, no second copy.
+// Takes matrices as they come out of a file.
+class WeightSink {
+ public:
+  virtual ~WeightSink() = default;
+  // Where the matrix is written, float32 [rows][cols]; until Finish(), which follows
+  // before the next matrix.
+  virtual float* Begin(const WeightMatrix& matrix) = 0;
+  virtual absl::Status Finish(const WeightMatrix& matrix) = 0;
+};
+// Reads the matrices of a layout, only the rank's rows and columns, dequantised.
 // INVALID_ARGUMENT for a tensor of another shape, NOT_FOUND for a missing one,
-// UNIMPLEMENTED for one that this runner would have to ignore (a bias, say);
-// each names it. RESOURCE_EXHAUSTED from the backend.
+// UNIMPLEMENTED for one that a runner would have to ignore (a bias, say); each
+// names it. Else the sink's errors.
+absl::Status ReadLlamaWeights(const GgufFile& file, const ModelConfig& config,
+                              const RankShard& shard, LlamaWeights& weights, WeightSink& sink);
+
+// In float32, in the backend's memory, which must be the CPU's. One allocation, no
+// second copy. Errors as ReadLlamaWeights(), RESOURCE_EXHAUSTED from the backend.
 absl::StatusOr<LlamaWeights> LoadLlamaWeights(const GgufFile& file, const ModelConfig& config,
                                               const RankShard& shard, Backend& backend);
 

@@ -25,12 +25,14 @@ DecodeStep::~DecodeStep() = default;
 
 absl::Status DecodeStep::Run(const StepDescriptor& descriptor, Communicator& communicator) {
   HW_RETURN_IF_ERROR(Before(descriptor));
-  const absl::Status reduced = communicator.AllReduceSum(reduce_buffer(), cache_.stream());
+  absl::Status reduced = communicator.AllReduceSum(reduce_buffer(), cache_.stream());
+  if (reduced.ok()) reduced = communicator.Settle(cache_.stream());
   if (!reduced.ok()) {
     UndoAll(reduced);
     return reduced;
   }
-  return After();
+  HW_RETURN_IF_ERROR(After());
+  return communicator.Settle(cache_.stream());  // the logits' gather
 }
 
 // Steps 1 to 3 of each layer, then this rank's part of what is reduced (4).

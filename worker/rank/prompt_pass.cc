@@ -156,9 +156,12 @@ absl::StatusOr<DeviceSpan<const float>> PromptPass::Run(Communicator& communicat
   while (!done()) {
     HW_RETURN_IF_ERROR(LayerBefore());
     HW_RETURN_IF_ERROR(communicator.AllReduceSum(reduce_buffer(), cache_.stream()));
+    HW_RETURN_IF_ERROR(communicator.Settle(cache_.stream()));
     HW_RETURN_IF_ERROR(LayerAfter());
   }
-  return ComputeLogits();
+  HW_ASSIGN_OR_RETURN(const DeviceSpan<const float> logits, ComputeLogits());
+  HW_RETURN_IF_ERROR(communicator.Settle(cache_.stream()));
+  return logits;
 }
 
 }  // namespace heavywater

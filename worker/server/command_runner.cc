@@ -129,6 +129,7 @@ absl::StatusOr<CommandResult> CommandRunner::RunPrompt(const v1::PromptLayerComm
   CommandResult result;
   if (!pass.layer_complete()) return result;
   HW_RETURN_IF_ERROR(communicator_.AllReduceSum(pass.reduce_buffer(), cache_.stream()));
+  HW_RETURN_IF_ERROR(communicator_.Settle(cache_.stream()));
   result.status = pass.LayerAfter();
   if (!result.status.ok() || !pass.done()) return result;
   return EndPrompt(pass);
@@ -137,6 +138,7 @@ absl::StatusOr<CommandResult> CommandRunner::RunPrompt(const v1::PromptLayerComm
 absl::StatusOr<CommandResult> CommandRunner::EndPrompt(PromptPass& pass) {
   const SequenceId sequence = pass.sequence();
   HW_ASSIGN_OR_RETURN(const DeviceSpan<const float> logits, pass.ComputeLogits());
+  HW_RETURN_IF_ERROR(communicator_.Settle(cache_.stream()));
   CommandResult result;
   HW_ASSIGN_OR_RETURN(std::vector<float> copy, CopyLogits(logits));
   result.logits.push_back(std::move(copy));

@@ -16,6 +16,7 @@ absl::StatusOr<std::vector<int64_t>> SumOverRanks(std::vector<int64_t> numbers, 
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(numbers));
   HW_RETURN_IF_ERROR(backend.CopyToDevice(buffer.As<std::byte>(0, bytes.size()), bytes, stream));
   HW_RETURN_IF_ERROR(communicator.AllReduceSum(buffer.As<int64_t>(0, count), stream));
+  HW_RETURN_IF_ERROR(communicator.Settle(stream));
   HW_RETURN_IF_ERROR(backend.CopyToHost(bytes, buffer.As<std::byte>(0, bytes.size()), stream));
   HW_RETURN_IF_ERROR(backend.Synchronize(stream));
   return numbers;

@@ -12,6 +12,7 @@
 #include "worker/model/cpu_llama_runner.h"
 #include "worker/model/model_fingerprint.h"
 #include "worker/model/rank_shard.h"
+#include "worker/server/gpu.h"
 #include "worker/server/group_rendezvous.h"
 #include "worker/server/model_info.h"
 #include "worker/server/worker_config.h"
@@ -26,6 +27,7 @@ std::string NewInstanceName() {
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const v1::WorkerConfig& config) {
   if (config.backend() == "reference") return CreateReferenceBackend();
+  if (config.backend() == "cuda") return CreateGpuBackend(config.device());
   return CreateCpuBackend({.num_threads = config.compute_threads(), .target = config.cpu_target()});
 }
 
@@ -47,20 +49,6 @@ absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(facts.shape.Validate());
   facts.fingerprint = MakeFingerprint(facts.config, ModelFingerprint(*facts.file), facts.shape);
   return facts;
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> ConnectRanks(const v1::WorkerConfig& config,
-                                                           const std::string& key_prefix,
-                                                           RendezvousStore* store) {
-  const absl::Duration timeout = absl::Milliseconds(config.comm_timeout_ms());
-  if (config.size() == 1) return std::move(CreateLocalGroup(1, timeout).front());
-  return CreateGlooCommunicator({.rank = config.rank(),
-                                 .size = config.size(),
-                                 .listen_address = config.comm_address(),
-                                 .interface = config.comm_interface(),
-                                 .timeout = timeout,
-                                 .key_prefix = key_prefix},
-                                *store);
 }
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const v1::WorkerConfig& config,
@@ -111,7 +99,7 @@ absl::Status Worker::Connect(const v1::WorkerConfig& config, const CommunicatorF
     store = std::make_unique<GroupRendezvous>(link_->channel(), config.group(), link_->epoch());
     prefix = absl::StrCat(config.group(), "/", link_->epoch(), "/");
   }
-  HW_ASSIGN_OR_RETURN(communicator_, connect(config, prefix, store.get()));
+  HW_ASSIGN_OR_RETURN(communicator_, connect(config, prefix, store.get(), *backend_));
   LogInfo("ranks connected", {{"communicator", communicator_->Name()}});
   WatchPeers(config);
   return absl::OkStatus();

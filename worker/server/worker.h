@@ -2,7 +2,6 @@
 // service.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "worker/model/tokenizer.h"
 #include "worker/server/cache_link.h"
 #include "worker/server/command_runner.h"
+#include "worker/server/connect_ranks.h"
 #include "worker/server/generation_request.h"
 #include "worker/server/kv_recorder.h"
 #include "worker/server/peer_watch.h"
@@ -34,14 +34,6 @@ struct ModelFacts {
   v1::Fingerprint fingerprint;
 };
 absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config);
-
-// Connects the ranks. `store` is null for a worker without a cache service.
-using CommunicatorFactory = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
-    const v1::WorkerConfig& config, const std::string& key_prefix, RendezvousStore* store)>;
-// Gloo; of one rank: none needed.
-absl::StatusOr<std::unique_ptr<Communicator>> ConnectRanks(const v1::WorkerConfig& config,
-                                                           const std::string& key_prefix,
-                                                           RendezvousStore* store);
 
 class Worker {
  public:
@@ -74,9 +66,9 @@ class Worker {
   std::unique_ptr<CacheLink> link_;
   std::unique_ptr<Reporter> reporter_;
   std::unique_ptr<RemoteHostTier> tier_;
+  std::unique_ptr<Backend> backend_;
   std::unique_ptr<Communicator> communicator_;
   std::vector<std::unique_ptr<PeerWatch>> watches_;
-  std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvRecorder> recorder_;
   std::unique_ptr<RankCache> cache_;

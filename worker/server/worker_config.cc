@@ -50,6 +50,24 @@ absl::Status CheckNumbers(const v1::WorkerConfig& config) {
   return CheckRange("drain_ms", config.drain_ms(), 0, kDay);
 }
 
+// Whether the device is there is for the backend to say.
+absl::Status CheckDevice(const v1::WorkerConfig& config) {
+  HW_RETURN_IF_ERROR(CheckOneOf("backend", config.backend(), {"cpu", "reference", "cuda"}));
+  HW_RETURN_IF_ERROR(CheckOneOf("communicator", config.communicator(), {"auto", "gloo", "nccl"}));
+  HW_RETURN_IF_ERROR(CheckRange("device", config.device(), 0, 1023));
+  const bool uses_nccl = config.communicator() == "nccl";
+  if (uses_nccl && config.backend() != "cuda") {
+    return absl::InvalidArgumentError(absl::StrCat("communicator is \"nccl\" and backend is \"",
+                                                   config.backend(), "\", want backend cuda"));
+  }
+  if (uses_nccl && config.allow_shared_device()) {
+    return absl::InvalidArgumentError(
+        "communicator is \"nccl\" and allow_shared_device is set; NCCL wants a GPU for each rank, "
+        "want communicator auto or gloo");
+  }
+  return absl::OkStatus();
+}
+
 // What can be said before the model is known.
 absl::Status CheckDefaultPolicy(const v1::WorkerConfig& config) {
   const absl::StatusOr<PolicyOptions> preset = Preset(config.default_policy());
@@ -94,6 +112,7 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_default_policy("snapkv_h2o");
   config.set_report_interval_plans(16);
   config.set_drain_ms(5000);
+  config.set_communicator("auto");
   config.set_log_level("info");
   return config;
 }
@@ -101,7 +120,7 @@ v1::WorkerConfig DefaultWorkerConfig() {
 absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckNumbers(config));
   HW_RETURN_IF_ERROR(CheckOneOf("kv_dtype", config.kv_dtype(), {"fp32", "bf16", "fp16"}));
-  HW_RETURN_IF_ERROR(CheckOneOf("backend", config.backend(), {"cpu", "reference"}));
+  HW_RETURN_IF_ERROR(CheckDevice(config));
   HW_RETURN_IF_ERROR(CheckOneOf("cpu_target", config.cpu_target(), {"best", "avx2", "avx512"}));
   HW_RETURN_IF_ERROR(CheckOneOf("on_host_full", config.on_host_full(), {"stop", "drop"}));
   HW_RETURN_IF_ERROR(CheckDefaultPolicy(config));

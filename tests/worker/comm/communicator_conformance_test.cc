@@ -45,6 +45,14 @@ std::vector<std::byte> Pattern(int64_t length, int seed) {
   return data;
 }
 
+// As a rank uses it: reduces, then waits for the result.
+template <typename T>
+absl::Status Sum(Communicator& comm, std::vector<T>& data) {
+  Stream stream;
+  const absl::Status status = comm.AllReduceSum(Span(data), stream);
+  return status.ok() ? comm.Settle(stream) : status;
+}
+
 class CommunicatorTest : public ::testing::TestWithParam<GroupParam> {
  protected:
   int size() const { return GetParam().size; }
@@ -55,27 +63,35 @@ TEST_P(CommunicatorTest, KnowsItsRankAndSize) {
   for (int rank = 0; rank < size(); ++rank) {
     EXPECT_EQ(group.rank(rank).rank(), rank);
     EXPECT_EQ(group.rank(rank).size(), size());
-    EXPECT_EQ(group.rank(rank).Name(), GetParam().kind == CommKind::kLocal ? "local" : "gloo");
+    EXPECT_EQ(group.rank(rank).Name(), KindName(GetParam().kind));
   }
 }
 
-TEST_P(CommunicatorTest, SumsFloatsInRankOrderWithTheSameBitsOnEveryRank) {
+// In host memory also in rank order.
+TEST_P(CommunicatorTest, SumsFloatsWithTheSameBitsOnEveryRank) {
   RankGroup group(GetParam());
   for (const int64_t length : kLengths) {
-    std::vector<float> want = WildFloats(0, length);
-    for (int rank = 1; rank < size(); ++rank) {
+    std::vector<float> want(length), magnitude(length);
+    for (int rank = 0; rank < size(); ++rank) {
       const std::vector<float> term = WildFloats(rank, length);
-      for (int64_t i = 0; i < length; ++i) want[i] += term[i];
+      for (int64_t i = 0; i < length; ++i) {
+        want[i] = rank == 0 ? term[i] : want[i] + term[i];
+        magnitude[i] += std::abs(term[i]);
+      }
     }
     std::vector<std::vector<float>> data(size());
     const auto statuses = group.Run([&](int rank, Communicator& comm) {
       data[rank] = WildFloats(rank, length);
-      Stream stream;
-      return comm.AllReduceSum(Span(data[rank]), stream);
+      return Sum(comm, data[rank]);
     });
     EXPECT_THAT(statuses, Each(kOk));
+    const bool in_rank_order = GetParam().kind != CommKind::kNccl;
     for (int rank = 0; rank < size(); ++rank) {
-      EXPECT_TRUE(Bits(data[rank]) == Bits(want)) << "rank " << rank << " length " << length;
+      EXPECT_TRUE(Bits(data[rank]) == Bits(in_rank_order ? want : data[0]))
+          << "rank " << rank << " length " << length;
+    }
+    for (int64_t i = 0; i < length; ++i) {
+      ASSERT_NEAR(data[0][i], want[i], 1e-6 * magnitude[i]) << "length " << length;
     }
   }
 }
@@ -88,8 +104,7 @@ TEST_P(CommunicatorTest, SumsIntegersExactly) {
     const auto statuses = group.Run([&](int rank, Communicator& comm) {
       data[rank].resize(length);
       for (int64_t i = 0; i < length; ++i) data[rank][i] = kBig + i * (rank + 1) + rank;
-      Stream stream;
-      return comm.AllReduceSum(Span(data[rank]), stream);
+      return Sum(comm, data[rank]);
     });
     EXPECT_THAT(statuses, Each(kOk));
     const int64_t ranks = size();
@@ -116,7 +131,8 @@ TEST_P(CommunicatorTest, GathersInRankOrder) {
       std::vector<float> in = WildFloats(rank, length);
       out[rank].resize(length * size());
       Stream stream;
-      return comm.AllGather(Span(in), Span(out[rank]), stream);
+      const absl::Status status = comm.AllGather(Span(in), Span(out[rank]), stream);
+      return status.ok() ? comm.Settle(stream) : status;
     });
     EXPECT_THAT(statuses, Each(kOk));
     for (int rank = 0; rank < size(); ++rank) {
@@ -187,14 +203,13 @@ TEST_P(CommunicatorTest, NobodyPassesABarrierBeforeAllHaveCome) {
 TEST_P(CommunicatorTest, KeepsStepWhenEveryRankIsSlowInTurn) {
   RankGroup group(GetParam());
   const auto statuses = group.Run([&](int rank, Communicator& comm) {
-    Stream stream;
     for (int step = 0; step < 12; ++step) {
       if (step % size() == rank) absl::SleepFor(absl::Milliseconds(10));
       std::vector<std::byte> descriptor = Pattern(rank == 0 ? 100 + step : 0, step);
       absl::Status status = comm.Broadcast(descriptor, 0, absl::Seconds(30));
       if (descriptor != Pattern(100 + step, step)) status = absl::InternalError("wrong bytes");
       std::vector<int64_t> scores(step % 3 == 0 ? 50'000 : 100, rank + step);
-      if (status.ok()) status = comm.AllReduceSum(Span(scores), stream);
+      if (status.ok()) status = Sum(comm, scores);
       const int64_t want = size() * (size() - 1) / 2 + size() * step;
       if (status.ok() && scores.back() != want) status = absl::InternalError("wrong sum");
       if (!status.ok()) return status;
@@ -209,7 +224,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(GroupParam{CommKind::kLocal, 1}, GroupParam{CommKind::kLocal, 2},
                       GroupParam{CommKind::kLocal, 3}, GroupParam{CommKind::kLocal, 4},
                       GroupParam{CommKind::kGloo, 1}, GroupParam{CommKind::kGloo, 2},
-                      GroupParam{CommKind::kGloo, 3}, GroupParam{CommKind::kGloo, 4}),
+                      GroupParam{CommKind::kGloo, 3}, GroupParam{CommKind::kGloo, 4},
+                      GroupParam{CommKind::kNccl, 1}, GroupParam{CommKind::kNccl, 2},
+                      GroupParam{CommKind::kNccl, 3}, GroupParam{CommKind::kNccl, 4},
+                      GroupParam{CommKind::kStaged, 1}, GroupParam{CommKind::kStaged, 3}),
     [](const auto& info) { return GroupParamName(info.param); });
 
 }  // namespace

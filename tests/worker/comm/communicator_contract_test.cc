@@ -143,7 +143,9 @@ INSTANTIATE_TEST_SUITE_P(
     All, ContractTest,
     ::testing::Values(GroupParam{CommKind::kLocal, 2}, GroupParam{CommKind::kLocal, 3},
                       GroupParam{CommKind::kLocal, 4}, GroupParam{CommKind::kGloo, 2},
-                      GroupParam{CommKind::kGloo, 3}, GroupParam{CommKind::kGloo, 4}),
+                      GroupParam{CommKind::kGloo, 3}, GroupParam{CommKind::kGloo, 4},
+                      GroupParam{CommKind::kNccl, 2}, GroupParam{CommKind::kNccl, 3},
+                      GroupParam{CommKind::kNccl, 4}, GroupParam{CommKind::kStaged, 3}),
     [](const auto& info) { return GroupParamName(info.param); });
 
 }  // namespace

@@ -24,9 +24,8 @@ absl::Status SumOnes(Communicator& comm, int64_t length) {
   std::vector<float> data(length, 1.0f);
   Stream stream;
   const absl::Status status = comm.AllReduceSum(DeviceSpan<float>(data.data(), length), stream);
-  if (!status.ok()) {
-    EXPECT_EQ(data, std::vector<float>(length, 1.0f));
-  }
+  if (status.ok()) return comm.Settle(stream);
+  EXPECT_EQ(data, std::vector<float>(length, 1.0f));
   return status;
 }
 
@@ -144,13 +143,14 @@ TEST_P(FailureTest, LeavingInTheMiddleOfThePeersCallEndsIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FailureTest,
-                         ::testing::Values(GroupParam{CommKind::kLocal, 2},
-                                           GroupParam{CommKind::kLocal, 3},
-                                           GroupParam{CommKind::kGloo, 2},
-                                           GroupParam{CommKind::kGloo, 3},
-                                           GroupParam{CommKind::kGloo, 4}),
-                         [](const auto& info) { return GroupParamName(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    All, FailureTest,
+    ::testing::Values(GroupParam{CommKind::kLocal, 2}, GroupParam{CommKind::kLocal, 3},
+                      GroupParam{CommKind::kGloo, 2}, GroupParam{CommKind::kGloo, 3},
+                      GroupParam{CommKind::kGloo, 4}, GroupParam{CommKind::kNccl, 2},
+                      GroupParam{CommKind::kNccl, 3}, GroupParam{CommKind::kNccl, 4},
+                      GroupParam{CommKind::kStaged, 3}),
+    [](const auto& info) { return GroupParamName(info.param); });
 
 }  // namespace
 }  // namespace heavywater

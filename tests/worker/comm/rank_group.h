@@ -8,11 +8,13 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "worker/backend/backend.h"
 #include "worker/comm/communicator.h"
 
 namespace heavywater {
 
-enum class CommKind { kLocal, kGloo };
+// kNccl: the shipped communicator over fake_nccl.h. kStaged: Gloo through a backend.
+enum class CommKind { kLocal, kGloo, kNccl, kStaged };
 
 // What a conformance test runs on.
 struct GroupParam {
@@ -20,6 +22,7 @@ struct GroupParam {
   int size = 1;
 };
 std::string GroupParamName(const GroupParam& param);  // "Gloo3"
+std::string KindName(CommKind kind);                  // as Communicator::Name()
 
 class RankGroup {
  public:
@@ -38,6 +41,7 @@ class RankGroup {
   void Destroy(int rank) { ranks_[rank].reset(); }
 
  private:
+  std::vector<std::unique_ptr<Backend>> backends_;  // of kStaged
   std::vector<std::unique_ptr<Communicator>> ranks_;
 };
 

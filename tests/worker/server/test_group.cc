@@ -44,10 +44,8 @@ void ServerTestGroup::Create(const v1::WorkerConfig& config, Communicator* commu
                              Rank& rank) {
   std::unique_ptr<Communicator> owned(communicator);
   const CommunicatorFactory connect =
-      [&](const v1::WorkerConfig&, const std::string&,
-          RendezvousStore*) -> absl::StatusOr<std::unique_ptr<Communicator>> {
-    return std::move(owned);
-  };
+      [&](const v1::WorkerConfig&, const std::string&, RendezvousStore*,
+          Backend&) -> absl::StatusOr<std::unique_ptr<Communicator>> { return std::move(owned); };
   auto facts = ReadModelFacts(config);
   ASSERT_TRUE(facts.ok()) << facts.status();
   rank.facts = *std::move(facts);

@@ -31,5 +31,36 @@ TEST(WorkerConfigTest, TimeOutsOutOfRangeAreRefusedByName) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("comm_timeout_ms is 0, want 100 to "));
 }
 
+TEST(WorkerConfigTest, CommunicatorsAreRefusedThatDoNotFitTheBackend) {
+  v1::WorkerConfig config = DefaultWorkerConfig();
+  config.set_model("model.gguf");
+  config.set_communicator("mpi");
+  EXPECT_THAT(std::string(CheckWorkerConfig(config).message()),
+              HasSubstr("communicator is \"mpi\", want one of auto, gloo, nccl"));
+  config.set_communicator("nccl");
+  EXPECT_THAT(std::string(CheckWorkerConfig(config).message()),
+              HasSubstr("communicator is \"nccl\" and backend is \"cpu\", want backend cuda"));
+  config.set_backend("cuda");
+  EXPECT_EQ(CheckWorkerConfig(config), absl::OkStatus());
+  config.set_allow_shared_device(true);
+  EXPECT_THAT(std::string(CheckWorkerConfig(config).message()), HasSubstr("allow_shared_device"));
+  config.set_communicator("auto");
+  EXPECT_EQ(CheckWorkerConfig(config), absl::OkStatus());
+  config.set_device(-1);
+  EXPECT_THAT(std::string(CheckWorkerConfig(config).message()), HasSubstr("device is -1, want 0"));
+}
+
+TEST(WorkerConfigTest, RanksMustAgreeOnTheCommunicator) {
+  v1::WorkerConfig config = DefaultWorkerConfig();
+  const std::string before = ConfigDigest(config);
+  config.set_device(3);  // each rank its own
+  EXPECT_EQ(ConfigDigest(config), before);
+  config.set_communicator("gloo");
+  EXPECT_NE(ConfigDigest(config), before);
+  config.set_communicator("auto");
+  config.set_allow_shared_device(true);
+  EXPECT_NE(ConfigDigest(config), before);
+}
+
 }  // namespace
 }  // namespace heavywater

@@ -26,6 +26,8 @@ class GlooCollectives {
   GlooCollectives(std::unique_ptr<GlooMesh> mesh, absl::Duration timeout);
 
   GlooMesh& mesh() const { return *mesh_; }
+  // What each rank stated in the last call, [rank].
+  std::span<const CallHeader> calls() const { return calls_; }
 
   // For float and int64_t (gloo_allreduce.cc).
   template <typename T>

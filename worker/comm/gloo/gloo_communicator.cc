@@ -24,16 +24,27 @@ GlooCommunicator::GlooCommunicator(std::unique_ptr<GlooMesh> mesh, absl::Duratio
     : timeout_(timeout), collectives_(std::move(mesh), timeout) {}
 
 GlooCommunicator::~GlooCommunicator() {
-  const CallHeader call = NextCall(CallOp::kLeave, CallType::kNone, 0);
   // Whatever goes wrong here, there is nobody left to tell.
-  Run(call, [&] {
-    return collectives_.Meet(call, std::min(timeout_, kLeaveTimeout));
-  }).IgnoreError();
+  if (!has_left_) Leave().IgnoreError();
   collectives_.mesh().Shutdown();
 }
 
+absl::Status GlooCommunicator::Leave() {
+  has_left_ = true;
+  const CallHeader call = NextCall(CallOp::kLeave, CallType::kNone, 0);
+  absl::Status status =
+      Run(call, [&] { return collectives_.Meet(call, std::min(timeout_, kLeaveTimeout)); });
+  // Whoever has heard from all may close before the others have.
+  const auto leaves = [](const CallHeader& other) { return other.op == CallOp::kLeave; };
+  if (std::ranges::all_of(collectives_.calls(), leaves)) return absl::OkStatus();
+  return status;
+}
+
 absl::Status GlooCommunicator::Connect() {
-  const CallHeader call = NextCall(CallOp::kConnect, CallType::kNone, 0);
+  return Agree(NextCall(CallOp::kConnect, CallType::kNone, 0));
+}
+
+absl::Status GlooCommunicator::Agree(const CallHeader& call) {
   return Run(call, [&] { return collectives_.Meet(call, timeout_); });
 }
 
@@ -101,8 +112,7 @@ absl::Status GlooCommunicator::Broadcast(std::vector<std::byte>& data, int root,
 }
 
 absl::Status GlooCommunicator::Barrier() {
-  const CallHeader call = NextCall(CallOp::kBarrier, CallType::kNone, 0);
-  return Run(call, [&] { return collectives_.Meet(call, timeout_); });
+  return Agree(NextCall(CallOp::kBarrier, CallType::kNone, 0));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(const GlooOptions& options,

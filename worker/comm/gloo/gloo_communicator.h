@@ -23,6 +23,9 @@ class GlooCommunicator final : public Communicator {
 
   // The first exchange: returns when all ranks have come this far.
   absl::Status Connect();
+  // The last one: what the destructor does unless it was done before. OK when all
+  // ranks leave.
+  absl::Status Leave();
 
   int rank() const override { return collectives_.mesh().rank(); }
   int size() const override { return collectives_.mesh().size(); }
@@ -36,16 +39,26 @@ class GlooCommunicator final : public Communicator {
   absl::Status Barrier() override;
   void Abort(absl::Status reason) override;
 
- private:
+  // For a communicator that moves its data another way and agrees here.
+  //
+  // A call's header; each has the next number, agreed upon or not.
   CallHeader NextCall(CallOp op, CallType type, int64_t length);
   // Runs a collective unless an earlier one failed; keeps its error.
   absl::Status Run(const CallHeader& call, const std::function<absl::Status()>& collective);
+  // Returns when all ranks have stated the same call.
+  absl::Status Agree(const CallHeader& call);
+  // Any thread.
   absl::Status FirstError() const;
+  // Keeps the first of all errors, and returns it. Any thread.
   absl::Status Break(absl::Status status);
+  GlooCollectives& collectives() { return collectives_; }
+  absl::Duration timeout() const { return timeout_; }
 
+ private:
   const absl::Duration timeout_;
   GlooCollectives collectives_;
   uint64_t sequence_ = 0;
+  bool has_left_ = false;
   mutable Mutex mutex_;
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);
 };

@@ -1,0 +1,26 @@
+// What depends on whether this binary was built with CUDA. Without it everything
+// here is FAILED_PRECONDITION and says so.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "worker/backend/backend.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/nccl/nccl_options.h"
+
+namespace heavywater {
+
+// The backend of GPU number `device`. FAILED_PRECONDITION without driver or GPU,
+// INVALID_ARGUMENT naming how many there are when it is not one of them.
+absl::StatusOr<std::unique_ptr<Backend>> CreateGpuBackend(int device);
+
+// The GPU's UUID. The same errors.
+absl::StatusOr<std::string> GpuIdentity(int device);
+
+// CreateNcclCommunicator().
+absl::StatusOr<std::unique_ptr<Communicator>> ConnectGpus(const NcclOptions& options,
+                                                          RendezvousStore& store);
+
+}  // namespace heavywater
