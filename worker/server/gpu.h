@@ -1,5 +1,5 @@
-// What depends on whether this binary was built with CUDA. Without it everything
-// here is FAILED_PRECONDITION and says so.
+// What depends on whether this binary was built with CUDA and with NCCL. Without
+// them everything here is FAILED_PRECONDITION and says so.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,8 @@
 #include "worker/backend/backend.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/nccl/nccl_options.h"
+#include "worker/model/gguf_file.h"
+#include "worker/model/llama_runner.h"
 
 namespace heavywater {
 
@@ -18,6 +20,17 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateGpuBackend(int device);
 
 // The GPU's UUID. The same errors.
 absl::StatusOr<std::string> GpuIdentity(int device);
+
+struct GpuRunnerOptions {
+  int device = 0;              // the backend's
+  int max_batch_tokens = 512;  // as CudaLlamaOptions
+  std::string weights_dtype = "bf16";
+};
+// A CudaLlamaRunner over cuBLAS.
+absl::StatusOr<std::unique_ptr<LlamaRunner>> CreateGpuRunner(const GgufFile& file,
+                                                             Communicator& communicator,
+                                                             Backend& backend,
+                                                             const GpuRunnerOptions& options);
 
 // CreateNcclCommunicator().
 absl::StatusOr<std::unique_ptr<Communicator>> ConnectGpus(const NcclOptions& options,

@@ -1,26 +1,25 @@
 // A build without CUDA.
-#include "absl/strings/str_cat.h"
 #include "worker/server/gpu.h"
 
 namespace heavywater {
 namespace {
 
-absl::Status Absent(const char* field, const char* value) {
+absl::Status Absent() {
   return absl::FailedPreconditionError(
-      absl::StrCat(field, " is \"", value, "\" and this binary was built without CUDA"));
+      "backend is \"cuda\" and this binary was built without CUDA");
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateGpuBackend(int device) {
-  return Absent("backend", "cuda");
-}
+absl::StatusOr<std::unique_ptr<Backend>> CreateGpuBackend(int device) { return Absent(); }
 
-absl::StatusOr<std::string> GpuIdentity(int device) { return Absent("backend", "cuda"); }
+absl::StatusOr<std::string> GpuIdentity(int device) { return Absent(); }
 
-absl::StatusOr<std::unique_ptr<Communicator>> ConnectGpus(const NcclOptions& options,
-                                                          RendezvousStore& store) {
-  return Absent("communicator", "nccl");
+absl::StatusOr<std::unique_ptr<LlamaRunner>> CreateGpuRunner(const GgufFile& file,
+                                                             Communicator& communicator,
+                                                             Backend& backend,
+                                                             const GpuRunnerOptions& options) {
+  return Absent();
 }
 
 }  // namespace heavywater

@@ -31,6 +31,20 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const v1::WorkerConfig& con
   return CreateCpuBackend({.num_threads = config.compute_threads(), .target = config.cpu_target()});
 }
 
+absl::StatusOr<std::unique_ptr<Model>> MakeRunner(const v1::WorkerConfig& config,
+                                                  const GgufFile& file, Communicator& communicator,
+                                                  Backend& backend) {
+  if (config.backend() == "cuda") {
+    return CreateGpuRunner(file, communicator, backend,
+                           {.device = config.device(),
+                            .max_batch_tokens = config.prompt_chunk_tokens(),
+                            .weights_dtype = config.weights_dtype()});
+  }
+  return CpuLlamaRunner::Create(
+      file, communicator, backend,
+      {.num_threads = config.compute_threads(), .max_batch_tokens = config.prompt_chunk_tokens()});
+}
+
 }  // namespace
 
 absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config) {
@@ -119,10 +133,7 @@ void Worker::WatchPeers(const v1::WorkerConfig& config) {
 }
 
 absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts) {
-  HW_ASSIGN_OR_RETURN(model_,
-                      CpuLlamaRunner::Create(*facts.file, *communicator_, *backend_,
-                                             {.num_threads = config.compute_threads(),
-                                              .max_batch_tokens = config.prompt_chunk_tokens()}));
+  HW_ASSIGN_OR_RETURN(model_, MakeRunner(config, *facts.file, *communicator_, *backend_));
   Model* model = model_.get();
   if (!config.dump_dir().empty()) {
     recorder_ = std::make_unique<KvRecorder>(*model_, *backend_, facts.shape);

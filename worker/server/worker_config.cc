@@ -55,6 +55,7 @@ absl::Status CheckDevice(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckOneOf("backend", config.backend(), {"cpu", "reference", "cuda"}));
   HW_RETURN_IF_ERROR(CheckOneOf("communicator", config.communicator(), {"auto", "gloo", "nccl"}));
   HW_RETURN_IF_ERROR(CheckRange("device", config.device(), 0, 1023));
+  HW_RETURN_IF_ERROR(CheckOneOf("weights_dtype", config.weights_dtype(), {"bf16", "fp32"}));
   const bool uses_nccl = config.communicator() == "nccl";
   if (uses_nccl && config.backend() != "cuda") {
     return absl::InvalidArgumentError(absl::StrCat("communicator is \"nccl\" and backend is \"",
@@ -113,6 +114,7 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_report_interval_plans(16);
   config.set_drain_ms(5000);
   config.set_communicator("auto");
+  config.set_weights_dtype("bf16");
   config.set_log_level("info");
   return config;
 }

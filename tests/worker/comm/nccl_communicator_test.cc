@@ -289,6 +289,18 @@ TEST_F(NcclCommunicatorTest, RankZeroThatCanMakeNoIdSaysSoToTheOthers) {
               HasSubstr("rank 0 could not make an NCCL id: ncclGetUniqueId"));
 }
 
+TEST_F(NcclCommunicatorTest, CallsUseItsDeviceWhateverTheThreadsIs) {
+  auto group = Group(3);  // rank i on device i
+  const auto statuses = group->Run([](int rank, Communicator& comm) {
+    EXPECT_EQ(fake_nccl::DeviceOfThisThread(), -1);
+    std::vector<float> data(5, 1.0f);
+    const absl::Status status = Queue(comm, data);
+    EXPECT_EQ(fake_nccl::DeviceOfThisThread(), rank);
+    return status.ok() ? Settle(comm) : status;
+  });
+  EXPECT_THAT(statuses, Each(absl::OkStatus()));
+}
+
 TEST_F(NcclCommunicatorTest, UsesTheDeviceItIsGivenAndRefusesOneThatIsNotThere) {
   InProcessRendezvous store;
   auto comm = CreateNcclCommunicator({.device = 5}, store);

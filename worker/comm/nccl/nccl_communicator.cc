@@ -47,12 +47,15 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
                                                 return host->collectives().mesh().CheckOpen();
                                               }}));
   HW_RETURN_IF_ERROR(host->Barrier());
-  return std::make_unique<NcclCommunicator>(std::move(host), std::move(nccl));
+  return std::make_unique<NcclCommunicator>(options.device, std::move(host), std::move(nccl));
 }
 
-NcclCommunicator::NcclCommunicator(std::unique_ptr<GlooCommunicator> host,
+NcclCommunicator::NcclCommunicator(int device, std::unique_ptr<GlooCommunicator> host,
                                    std::unique_ptr<NcclHandle> nccl)
-    : host_(std::move(host)), nccl_(std::move(nccl)), watch_([this] { Watch(); }) {}
+    : device_(device),
+      host_(std::move(host)),
+      nccl_(std::move(nccl)),
+      watch_([this] { Watch(); }) {}
 
 NcclCommunicator::~NcclCommunicator() {
   {
@@ -95,6 +98,8 @@ absl::Status NcclCommunicator::AllGather(DeviceSpan<const float> in, DeviceSpan<
 absl::Status NcclCommunicator::Queue(const CallHeader& call, const QueueWork& queue) {
   HW_RETURN_IF_ERROR(host_->FirstError());
   HW_RETURN_IF_ERROR(AgreeIfNew(call));
+  // A stream without a handle is the current device's.
+  HW_RETURN_IF_ERROR(BreakUnlessOk(UseDevice(device_)));
   log_.Record(call);
   SetSettleBy(absl::Now() + host_->timeout());
   if (call.length > 0) {
@@ -118,6 +123,7 @@ absl::Status NcclCommunicator::AgreeIfNew(const CallHeader& call) {
 absl::Status NcclCommunicator::Settle(Stream& stream) {
   HW_RETURN_IF_ERROR(host_->FirstError());
   HW_RETURN_IF_ERROR(CompareCalls());
+  HW_RETURN_IF_ERROR(BreakUnlessOk(UseDevice(device_)));
   // Ends when a peer dies, too: Watch() aborts, which ends NCCL's work.
   const absl::Status done = SynchronizeStream(stream);
   HW_RETURN_IF_ERROR(host_->FirstError());

@@ -27,7 +27,8 @@ class NcclCommunicator final : public Communicator {
  public:
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(const NcclOptions& options,
                                                                   RendezvousStore& store);
-  NcclCommunicator(std::unique_ptr<GlooCommunicator> host, std::unique_ptr<NcclHandle> nccl);
+  NcclCommunicator(int device, std::unique_ptr<GlooCommunicator> host,
+                   std::unique_ptr<NcclHandle> nccl);
   // Tells the others that this rank leaves, as GlooCommunicator does.
   ~NcclCommunicator() override;
 
@@ -68,6 +69,7 @@ class NcclCommunicator final : public Communicator {
   absl::Status CheckPeers(absl::Time settle_by);
   void SetSettleBy(absl::Time settle_by);
 
+  const int device_;
   const std::unique_ptr<GlooCommunicator> host_;
   const std::unique_ptr<NcclHandle> nccl_;
   CallLog log_;
