@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_check.machine import find_tool
+from gpu_check.machine import find_python_nccl, find_tool
 from gpu_check.pack import cmake_options, installed_packages
 from gpu_check.runner import run_logged, tail
 
@@ -40,6 +41,8 @@ def configure(root: Path, build: Path, pack: Path, architecture: str) -> str:
     command = [cmake, "-S", str(root), "-B", str(build), *generator, *libraries]
     command += ["-DCMAKE_BUILD_TYPE=Release", "-DHEAVYWATER_SERVERS=OFF", "-DHEAVYWATER_CUDA=ON"]
     command += [f"-DCMAKE_CUDA_ARCHITECTURES={architecture}"]
+    nccl = find_python_nccl()
+    command += [f"-DNCCL_ROOT={nccl}"] if nccl else []
     log = build / "configure.log"
     if run_logged(command, log, _CONFIGURE_S).code != 0:
         raise BuildError(f"cmake could not configure:\n{tail(log)}")
@@ -51,11 +54,20 @@ def compile_targets(build: Path, targets: Sequence[str], source: str, timeout_s:
     cmake = find_tool("cmake")
     assert cmake is not None
     keep_going = ["--", "-k", "0"] if (build / "build.ninja").exists() else ["--", "-k"]
-    command = [cmake, "--build", str(build), "-j", str(os.cpu_count() or 1), "--target", *targets, *keep_going]
+    known = _known_targets(cmake, build)
+    possible = [target for target in targets if target in known]
+    command = [cmake, "--build", str(build), "-j", str(os.cpu_count() or 1), "--target", *possible, *keep_going]
     seconds = run_logged(command, build / "build.log", timeout_s).seconds
     built = tuple(target for target in targets if find_program(build, target) is not None)
     failed = tuple(target for target in targets if target not in built)
     return BuildResult(seconds, built, failed, source)
+
+
+def _known_targets(cmake: str, build: Path) -> set[str]:
+    """Those that this machine's libraries allow. An unknown one would keep all others from being built."""
+    log = build / "targets.log"
+    run_logged([cmake, "--build", str(build), "--target", "help"], log, _CONFIGURE_S)
+    return set(re.findall(r"^(?:\.\.\. )?([\w-]+)(?:: phony|$)", log.read_text(errors="replace"), re.MULTILINE))
 
 
 def find_program(build: Path, target: str) -> Path | None:

@@ -49,6 +49,15 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=str(beside))
 
 
+def find_python_nccl() -> Path | None:
+    """The folder of NCCL where it is a Python package: a toolkit may come without it."""
+    for folder in sys.path:
+        root = Path(folder) / "nvidia/nccl"
+        if (root / "include/nccl.h").exists():
+            return root
+    return None
+
+
 def cuda_tool(name: str, build: Path) -> str | None:
     """A tool of the CUDA toolkit that CMake has found for this build."""
     found = shutil.which(name)

@@ -215,7 +215,9 @@ def test_a_broken_pack_is_named(tmp_path: Path) -> None:
 # What cmake would do, without compiling: every target is a program that passes.
 FAKE_CMAKE = """
 if [ "$1" = -S ]; then touch "$4/build.ninja"; exit 0; fi
-build=$2; shift 5
+build=$2
+if [ "$4" = help ]; then for name in $TARGETS; do echo "$name: phony"; done; exit 0; fi
+shift 5
 mkdir -p "$build/bin"
 while [ "$1" != -- ]; do printf '#!/bin/sh\\n' > "$build/bin/$1"; chmod +x "$build/bin/$1"; shift; done
 """
@@ -229,13 +231,27 @@ def test_without_a_gpu_it_builds_says_so_and_ends_with_2(tmp_path: Path, argumen
         capture_output=True,
         text=True,
         check=False,
-        env={"PATH": f"{tmp_path}/tools:/usr/bin:/bin"},
+        env={"PATH": f"{tmp_path}/tools:/usr/bin:/bin", "TARGETS": " ".join(TARGETS)},
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert f"built {len(TARGETS)} of {len(TARGETS)} programs" in done.stdout
     assert ("no GPU" in done.stdout) == (code == 2)
     summary = json.loads((tmp_path / "build/results/summary.json").read_text())
     assert (summary["exit_status"], summary["parts"]) == (code, [])
+
+
+def test_a_program_that_this_machine_cannot_build_is_named_and_the_others_are_built(tmp_path: Path) -> None:
+    script(tmp_path / "tools/cmake", FAKE_CMAKE)
+    done = subprocess.run(
+        [ROOT / "deploy/local/gpu-check", "--build-dir", tmp_path / "build"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": f"{tmp_path}/tools:/usr/bin:/bin", "TARGETS": " ".join(TARGETS[1:])},
+    )
+    assert done.returncode == 1
+    assert f"built {len(TARGETS) - 1} of {len(TARGETS)} programs" in done.stdout
+    assert f"not built: {TARGETS[0]} " in done.stdout
 
 
 def test_what_cannot_be_configured_is_one_message(tmp_path: Path) -> None:
