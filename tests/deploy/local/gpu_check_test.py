@@ -13,7 +13,7 @@ import pytest
 from gpu_check.check import ABSENT, FAILED, NO_TIME, PASSED, run_parts
 from gpu_check.machine import find_gpus
 from gpu_check.pack import MAX_BYTES, PackError, cmake_options, installed_packages, make_pack
-from gpu_check.parts import TARGETS, Part, parts
+from gpu_check.parts import SANITIZED, TARGETS, Part, parts
 from gpu_check.runner import run_logged
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -152,6 +152,12 @@ def test_a_benchmarks_figures_are_its_last_json_line(build: Path) -> None:
 def test_every_program_of_a_part_is_a_target() -> None:
     assert {one.program for one in parts()} == set(TARGETS)
     assert sum(one.timeout_s for one in parts()) < 360
+
+
+def test_the_cases_for_the_sanitizer_are_in_the_suite() -> None:
+    suite = "".join(file.read_text() for file in (ROOT / "tests/worker/backend").glob("*_test.cc"))
+    missing = [case for case in SANITIZED if f"TEST_P(BackendTest, {case})" not in suite]
+    assert missing == []
 
 
 def test_gpus_are_what_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
