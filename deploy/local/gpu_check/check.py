@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,19 @@ class PartResult:
 
 
 def run_parts(
-    parts: list[Part], build: Path, results: Path, deadline_s: float, say: Callable[[str], None]
+    parts: list[Part],
+    build: Path,
+    built: Sequence[str],
+    results: Path,
+    deadline_s: float,
+    say: Callable[[str], None],
 ) -> list[PartResult]:
-    """One after the other; each leaves its JSON in `results` when it is done. `deadline_s` is of time.monotonic()."""
+    """One after the other; each leaves its JSON in `results` when it is done. `deadline_s` is of time.monotonic().
+
+    `built`: the programs that may run."""
     ended = []
     for part in parts:
-        result = _run(part, build, results, deadline_s)
+        result = _run(part, build, built, results, deadline_s)
         (results / f"{part.name}.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
         say(f"{part.name:<12} {result.seconds:6.1f} s  {result.status:<8} {part.shows}{_figures(result)}")
         if result.reason:
@@ -50,13 +57,13 @@ def run_parts(
     return ended
 
 
-def _run(part: Part, build: Path, results: Path, deadline_s: float) -> PartResult:
+def _run(part: Part, build: Path, built: Sequence[str], results: Path, deadline_s: float) -> PartResult:
     def result(
         status: str, seconds: float = 0.0, reason: str = "", details: dict[str, Any] | None = None
     ) -> PartResult:
         return PartResult(part.name, part.shows, status, seconds, reason, details or {})
 
-    program = find_program(build, part.program)
+    program = find_program(build, part.program) if part.program in built else None
     if program is None:
         return result(FAILED, reason=f"  {part.program} was not built: see {build / 'build.log'}")
     left_s = deadline_s - time.monotonic()

@@ -75,7 +75,9 @@ def _check(options: argparse.Namespace) -> int:
         _say(f"GPU {index}: {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver}")
     built = _build(options, gpus)
     chosen = [part for part in parts() if options.part is None or part.name in options.part]
-    ended = [] if options.build_only or not gpus else run_parts(chosen, options.build_dir, results, deadline_s, _say)
+    ended: list[PartResult] = []
+    if gpus and not options.build_only:
+        ended = run_parts(chosen, options.build_dir, built.built, results, deadline_s, _say)
     status = _status(options, gpus, built, ended)
     summary = _summary(gpus, built, ended, status)
     (results / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

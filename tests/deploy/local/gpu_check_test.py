@@ -51,7 +51,8 @@ def run_one(build: Path, text: str | None, seconds: float = 60.0, **changes: obj
     """One part whose program is this script; what it left as JSON."""
     if text is not None:
         script(build / "bin/program", text)
-    run_parts([part(**changes)], build, build / "results", time.monotonic() + seconds, lambda text: None)
+    built = ["program"] if text is not None else []
+    run_parts([part(**changes)], build, built, build / "results", time.monotonic() + seconds, lambda text: None)
     return json.loads((build / "results/one.json").read_text())
 
 
@@ -112,7 +113,7 @@ def test_without_time_a_part_does_not_run_and_counts_as_failed(build: Path) -> N
     marker = build / "ran"
     results = []
     script(build / "bin/program", report(f"touch {marker}"))
-    results = run_parts([part()], build, build / "results", time.monotonic() + 1, lambda text: None)
+    results = run_parts([part()], build, ["program"], build / "results", time.monotonic() + 1, lambda text: None)
     assert results[0].status == NO_TIME
     assert results[0].counts_as_failed
     assert not marker.exists()
@@ -125,7 +126,7 @@ def test_without_compute_sanitizer_its_part_is_absent_and_no_failure(
     monkeypatch.delenv("CUDA_HOME", raising=False)
     script(build / "bin/program", report())
     (result,) = run_parts(
-        [part(sanitizer="memcheck")], build, build / "results", time.monotonic() + 60, lambda text: None
+        [part(sanitizer="memcheck")], build, ["program"], build / "results", time.monotonic() + 60, lambda text: None
     )
     assert result.status == ABSENT
     assert not result.counts_as_failed
@@ -223,9 +224,14 @@ FAKE_CMAKE = """
 if [ "$1" = -S ]; then touch "$4/build.ninja"; exit 0; fi
 build=$2
 if [ "$4" = help ]; then for name in $TARGETS; do echo "$name: phony"; done; exit 0; fi
+if [ $# -eq 4 ]; then [ "$4" != "$STALE" ]; exit; fi
 shift 5
 mkdir -p "$build/bin"
-while [ "$1" != -- ]; do printf '#!/bin/sh\\n' > "$build/bin/$1"; chmod +x "$build/bin/$1"; shift; done
+while [ "$1" != -- ]; do
+  printf '#!/bin/sh\\n' > "$build/bin/$1"; chmod +x "$build/bin/$1"
+  shift
+done
+[ -z "$STALE" ]
 """
 
 
@@ -258,6 +264,20 @@ def test_a_program_that_this_machine_cannot_build_is_named_and_the_others_are_bu
     assert done.returncode == 1
     assert f"built {len(TARGETS) - 1} of {len(TARGETS)} programs" in done.stdout
     assert f"not built: {TARGETS[0]} " in done.stdout
+
+
+def test_a_program_of_an_earlier_build_does_not_stand_for_one_that_fails_now(tmp_path: Path) -> None:
+    script(tmp_path / "tools/cmake", FAKE_CMAKE)
+    script(tmp_path / f"build/bin/{TARGETS[1]}", "exit 0\n")
+    done = subprocess.run(
+        [ROOT / "deploy/local/gpu-check", "--build-dir", tmp_path / "build"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": f"{tmp_path}/tools:/usr/bin:/bin", "TARGETS": " ".join(TARGETS), "STALE": TARGETS[1]},
+    )
+    assert done.returncode == 1
+    assert f"not built: {TARGETS[1]} " in done.stdout
 
 
 def test_what_cannot_be_configured_is_one_message(tmp_path: Path) -> None:
