@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -30,6 +31,8 @@ class SlabView {
   std::atomic<int64_t>* Watermark(int64_t offset);
 
   int64_t bytes() const { return memory_->bytes(); }
+  // The whole mapping: for a device that must know memory before it reaches it.
+  std::span<std::byte> memory() { return {memory_->data(), static_cast<size_t>(memory_->bytes())}; }
 
  private:
   explicit SlabView(std::unique_ptr<SharedMemory> memory) : memory_(std::move(memory)) {}

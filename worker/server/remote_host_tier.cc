@@ -54,7 +54,8 @@ absl::Status RemoteHostTier::OpenSequence(SequenceId sequence, const PageGeometr
   if (entry.sequence != nullptr) {
     return absl::AlreadyExistsError(absl::StrCat("sequence ", sequence, " is open"));
   }
-  entry.sequence = std::make_unique<RemoteSequence>(sequence, geometry, heads, slab_);
+  entry.sequence =
+      std::make_unique<RemoteSequence>(sequence, geometry, heads, slab_, options_.backend);
   link_.AddSequence(sequence);
   entry.listed = true;
   return absl::OkStatus();
@@ -112,8 +113,7 @@ absl::Status RemoteHostTier::HoldLocally(Entry& entry, int64_t end_page) {
         "the cache service gives no pages and this worker holds ", held, " bytes for it already: ",
         more, " more would exceed its limit of ", options_.max_local_bytes));
   }
-  entry.sequence->AddLocalPages(end_page);
-  return absl::OkStatus();
+  return entry.sequence->AddLocalPages(end_page);
 }
 
 void RemoteHostTier::Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) {

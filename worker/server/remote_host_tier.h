@@ -29,6 +29,9 @@ struct RemoteHostTierOptions {
   int64_t reserve_ahead_tokens = 1024;
   // Of this process, for pages that the service has no place for yet.
   int64_t max_local_bytes = int64_t{2} << 30;
+  // Reaches the pages' memory, which is registered with it; outlives the tier. Null:
+  // none that needs to know.
+  Backend* backend = nullptr;
   // How long a step waits for pages before this process holds them. Prompts and
   // outages only: else pages are there before they are asked for.
   absl::Duration reserve_timeout = absl::Seconds(1);
@@ -98,6 +101,7 @@ class RemoteHostTier final : public HostTier {
   // without the lock stay: only it erases.
   void Run();
   void AttachAgain();
+  absl::StatusOr<std::shared_ptr<SlabView>> MapSlab(const v1::AttachResponse& attached) const;
   std::vector<SequenceId> OpenEntries();
   // One entry's next grant and next push.
   void Sync(SequenceId sequence);

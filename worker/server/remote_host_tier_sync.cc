@@ -5,6 +5,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
+#include "worker/server/registered_memory.h"
 #include "worker/server/remote_host_tier.h"
 
 namespace heavywater {
@@ -42,6 +43,13 @@ void RemoteHostTier::Run() {
   }
 }
 
+absl::StatusOr<std::shared_ptr<SlabView>> RemoteHostTier::MapSlab(
+    const v1::AttachResponse& attached) const {
+  HW_ASSIGN_OR_RETURN(auto slab, SlabView::Map(attached.slab_name(), attached.slab_bytes(),
+                                               attached.slab_nonce(), attached.format_version()));
+  return RegisterSlab(std::move(slab), options_.backend);
+}
+
 // After every new epoch: a restarted service has another slab.
 void RemoteHostTier::AttachAgain() {
   const Epoch epoch = link_.epoch();
@@ -54,10 +62,16 @@ void RemoteHostTier::AttachAgain() {
     LogWarn("attaching to the page store failed", {{"error", attached.status().ToString()}});
     return;
   }
+  {
+    MutexLock lock(&mutex_);
+    if (slab_ != nullptr && attached->slab_nonce() == slab_nonce_) {  // the same one
+      attached_epoch_ = epoch;
+      return;
+    }
+  }
   std::shared_ptr<SlabView> slab;
   if (!options_.disable_slab && !attached->slab_name().empty()) {
-    auto mapped = SlabView::Map(attached->slab_name(), attached->slab_bytes(),
-                                attached->slab_nonce(), attached->format_version());
+    auto mapped = MapSlab(*attached);
     if (mapped.ok()) {
       slab = *std::move(mapped);
     } else {
@@ -67,7 +81,6 @@ void RemoteHostTier::AttachAgain() {
   }
   MutexLock lock(&mutex_);
   attached_epoch_ = epoch;
-  if (slab != nullptr && slab_ != nullptr && attached->slab_nonce() == slab_nonce_) return;
   for (auto& [id, entry] : entries_) {
     if (entry.sequence == nullptr || entry.sequence->slab() == nullptr) continue;
     // Its pages lie in a slab that nobody reads any more.

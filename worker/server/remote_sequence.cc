@@ -11,8 +11,8 @@
 namespace heavywater {
 
 RemoteSequence::RemoteSequence(SequenceId id, const PageGeometry& geometry, HeadRange heads,
-                               std::shared_ptr<SlabView> slab)
-    : id_(id), geometry_(geometry), heads_(heads), slab_(std::move(slab)) {}
+                               std::shared_ptr<SlabView> slab, Backend* backend)
+    : id_(id), geometry_(geometry), heads_(heads), backend_(backend), slab_(std::move(slab)) {}
 
 int64_t RemoteSequence::page_row_bytes() const {
   return int64_t{geometry_.num_layers} * heads_.count * geometry_.page_bytes();
@@ -31,17 +31,18 @@ std::byte* RemoteSequence::Page(int layer, int kv_head, int64_t page) const {
   return row.memory.empty() ? nullptr : row.memory[Index(layer, kv_head)];
 }
 
-void RemoteSequence::AddLocalPages(int64_t end_page) {
+absl::Status RemoteSequence::AddLocalPages(int64_t end_page) {
   const size_t count = static_cast<size_t>(geometry_.num_layers) * heads_.count;
   while (num_pages() < end_page) {
     PageRow row;
-    row.local = std::make_unique<std::byte[]>(static_cast<size_t>(page_row_bytes()));
+    HW_ASSIGN_OR_RETURN(row.local, RegisteredMemory::Create(page_row_bytes(), backend_));
     for (size_t i = 0; i < count; ++i) {
-      row.memory.push_back(row.local.get() + i * static_cast<size_t>(geometry_.page_bytes()));
+      row.memory.push_back(row.local->data() + i * static_cast<size_t>(geometry_.page_bytes()));
     }
     pages_.push_back(std::move(row));
     ++local_pages_;
   }
+  return absl::OkStatus();
 }
 
 void RemoteSequence::SkipPages(int64_t first_page, int64_t end_page) {
@@ -73,7 +74,7 @@ absl::Status RemoteSequence::AddGrant(PageSpan span, std::span<const int64_t> of
                                       int64_t watermark_offset) {
   const int64_t end = span.first + span.count;
   if (slab_ == nullptr) {
-    AddLocalPages(end);
+    HW_RETURN_IF_ERROR(AddLocalPages(end));
     NoteGranted(span);
     return absl::OkStatus();
   }

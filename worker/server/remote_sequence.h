@@ -13,7 +13,9 @@
 #include "cache_service/base/ids.h"
 #include "cache_service/tier/host_tier.h"
 #include "cache_service/tier/slab_view.h"
+#include "worker/backend/backend.h"
 #include "worker/server/page_client.h"
+#include "worker/server/registered_memory.h"
 
 namespace heavywater {
 
@@ -31,9 +33,10 @@ struct LocalRows {
 // page stays where it is once it has memory.
 class RemoteSequence {
  public:
-  // `slab` null: pages are streamed.
+  // `slab` null: pages are streamed. `backend` must know pages that lie in this
+  // process (registered_memory.h) and outlives them; null: none needs to.
   RemoteSequence(SequenceId id, const PageGeometry& geometry, HeadRange heads,
-                 std::shared_ptr<SlabView> slab);
+                 std::shared_ptr<SlabView> slab, Backend* backend = nullptr);
 
   SequenceId id() const { return id_; }
   const PageGeometry& geometry() const { return geometry_; }
@@ -53,8 +56,9 @@ class RemoteSequence {
   // Null when the page has no memory.
   std::byte* Page(int layer, int kv_head, int64_t page) const;
 
-  // Memory of this process for pages up to `end_page`.
-  void AddLocalPages(int64_t end_page);
+  // Memory of this process for pages up to `end_page`. RegisteredMemory's errors;
+  // some pages may have come.
+  absl::Status AddLocalPages(int64_t end_page);
   // Pages [first_page, end_page) never get memory, nor do pages before them that
   // have none; they lie above what is published.
   void SkipPages(int64_t first_page, int64_t end_page);
@@ -87,9 +91,9 @@ class RemoteSequence {
  private:
   // One page number.
   struct PageRow {
-    std::vector<std::byte*> memory;      // [layer][head]; empty: skipped
-    std::vector<std::byte*> target;      // in the slab, of local pages once granted
-    std::unique_ptr<std::byte[]> local;  // null: memory lies in the slab
+    std::vector<std::byte*> memory;           // [layer][head]; empty: skipped
+    std::vector<std::byte*> target;           // in the slab, of local pages once granted
+    std::unique_ptr<RegisteredMemory> local;  // null: memory lies in the slab
   };
   size_t Index(int layer, int kv_head) const {
     return static_cast<size_t>(layer) * heads_.count + (kv_head - heads_.first);
@@ -105,6 +109,7 @@ class RemoteSequence {
   const SequenceId id_;
   const PageGeometry geometry_;
   const HeadRange heads_;
+  Backend* const backend_;
   std::shared_ptr<SlabView> slab_;
   std::vector<PageRow> pages_;
   int64_t granted_pages_ = 0;

@@ -100,7 +100,8 @@ absl::Status Worker::JoinCacheService(const v1::WorkerConfig& config, const Mode
                                {"epoch", link_->epoch()}});
   tier_ = std::make_unique<RemoteHostTier>(
       *link_, RemoteHostTierOptions{.disable_slab = config.disable_slab(),
-                                    .reserve_ahead_tokens = config.reserve_ahead_tokens()});
+                                    .reserve_ahead_tokens = config.reserve_ahead_tokens(),
+                                    .backend = backend_.get()});
   reporter_ = std::make_unique<Reporter>(*link_, ReporterOptions{});
   LogInfo("host tier attached", {{"pages", tier_->uses_slab() ? "in the slab" : "streamed"}});
   return absl::OkStatus();

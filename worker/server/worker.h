@@ -63,10 +63,10 @@ class Worker {
   absl::Status LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts);
 
   // Destroyed from the last to the first.
+  std::unique_ptr<Backend> backend_;
   std::unique_ptr<CacheLink> link_;
   std::unique_ptr<Reporter> reporter_;
   std::unique_ptr<RemoteHostTier> tier_;
-  std::unique_ptr<Backend> backend_;
   std::unique_ptr<Communicator> communicator_;
   std::vector<std::unique_ptr<PeerWatch>> watches_;
   std::unique_ptr<Model> model_;

@@ -91,7 +91,7 @@ class NcclDeviceTest : public ::testing::TestWithParam<bool> {
   }
 
   // `body` on all ranks of a new group.
-  std::vector<absl::Status> Run(const Body& body) {
+  std::vector<absl::Status> RunRanks(const Body& body) {
     const std::string prefix = "g/" + std::to_string(++epoch_) + "/";
     std::vector<absl::Status> statuses(size_);
     std::vector<std::thread> threads;
@@ -110,7 +110,7 @@ class NcclDeviceTest : public ::testing::TestWithParam<bool> {
 
 TEST_P(NcclDeviceTest, SumsIntegersExactly) {
   constexpr int64_t kBig = int64_t{1} << 60;
-  EXPECT_THAT(Run([&](Rank& rank) {
+  EXPECT_THAT(RunRanks([&](Rank& rank) {
                 for (const int64_t length : {0, 1, 1023, 1'000'000}) {
                   std::vector<int64_t> mine(length), want(length);
                   for (int64_t i = 0; i < length; ++i) {
@@ -129,7 +129,7 @@ TEST_P(NcclDeviceTest, SumsIntegersExactly) {
 
 TEST_P(NcclDeviceTest, SumsFloatsWithTheSameBitsOnEveryRank) {
   std::vector<std::vector<float>> sums(size_);
-  EXPECT_THAT(Run([&](Rank& rank) {
+  EXPECT_THAT(RunRanks([&](Rank& rank) {
                 std::vector<float> mine(100'003);
                 for (size_t i = 0; i < mine.size(); ++i) {
                   mine[i] = 1.0f / static_cast<float>(1 + i % 97 + rank.comm.rank());
@@ -152,7 +152,7 @@ TEST_P(NcclDeviceTest, SumsFloatsWithTheSameBitsOnEveryRank) {
 }
 
 TEST_P(NcclDeviceTest, GathersInRankOrder) {
-  EXPECT_THAT(Run([&](Rank& rank) {
+  EXPECT_THAT(RunRanks([&](Rank& rank) {
                 const int64_t length = 4097;
                 std::vector<float> want;
                 for (int other = 0; other < size_; ++other)
@@ -169,7 +169,7 @@ TEST_P(NcclDeviceTest, GathersInRankOrder) {
 
 TEST_P(NcclDeviceTest, RunsManyStepsOfManyCallsBetweenBroadcasts) {
   EXPECT_THAT(
-      Run([&](Rank& rank) {
+      RunRanks([&](Rank& rank) {
         DeviceVector<float> hidden(std::vector<float>(4096, 1.0f), rank.handle());
         for (int step = 0; step < 50; ++step) {
           std::vector<std::byte> descriptor(100);
@@ -186,7 +186,7 @@ TEST_P(NcclDeviceTest, RunsManyStepsOfManyCallsBetweenBroadcasts) {
 
 TEST_P(NcclDeviceTest, RefusesKnownCallsThatDifferAndFormsAgain) {
   if (size_ == 1) GTEST_SKIP() << "one rank";
-  const auto statuses = Run([&](Rank& rank) {
+  const auto statuses = RunRanks([&](Rank& rank) {
     DeviceVector<float> data(std::vector<float>(700, 1.0f), rank.handle());
     for (const int64_t length : {700, 500}) {
       HW_RETURN_IF_ERROR(rank.comm.AllReduceSum(data.span().Sub(0, length), rank.stream));
@@ -201,13 +201,13 @@ TEST_P(NcclDeviceTest, RefusesKnownCallsThatDifferAndFormsAgain) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("of 700 float32"));
     EXPECT_THAT(std::string(status.message()), HasSubstr("of 500 float32"));
   }
-  EXPECT_THAT(Run([](Rank& rank) { return rank.comm.Barrier(); }), Each(absl::OkStatus()));
+  EXPECT_THAT(RunRanks([](Rank& rank) { return rank.comm.Barrier(); }), Each(absl::OkStatus()));
 }
 
 TEST_P(NcclDeviceTest, AbortEndsAWaitForARankThatDoesNotCome) {
   if (size_ == 1) GTEST_SKIP() << "one rank";
   const absl::Time start = absl::Now();
-  const auto statuses = Run([&](Rank& rank) {
+  const auto statuses = RunRanks([&](Rank& rank) {
     DeviceVector<float> data(std::vector<float>(100, 1.0f), rank.handle());
     HW_RETURN_IF_ERROR(rank.comm.AllReduceSum(data.span(), rank.stream));
     HW_RETURN_IF_ERROR(rank.comm.Settle(rank.stream));

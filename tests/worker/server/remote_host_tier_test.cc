@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "gmock/gmock.h"
+#include "tests/worker/server/registering_backend.h"
 #include "tests/worker/server/remote_host_tier_fixture.h"
 
 namespace heavywater {
@@ -143,6 +144,28 @@ TEST_F(RemoteHostTierTest, NothingToWriteCallsBackAtOnceAndAForgottenOneLeavesNo
   const SequenceId sequence = Open();
   EXPECT_EQ(tier_->OpenSequence(sequence, kTierGeometry, kTierHeads).code(),
             absl::StatusCode::kAlreadyExists);
+}
+
+TEST_F(RemoteHostTierTest, EveryPageLiesInMemoryThatTheBackendKnows) {
+  for (const bool disable_slab : {false, true}) {
+    RegisteringBackend backend;
+    Join(/*heartbeats=*/true, {.disable_slab = disable_slab, .backend = &backend});
+    const SequenceId sequence = Open();
+    ASSERT_TRUE(tier_->Reserve(sequence, 0, 3).ok());
+    EXPECT_TRUE(backend.IsRegistered(tier_->Page(sequence, 1, 1, 2)));
+    EXPECT_EQ(tier_->uses_slab(), !disable_slab);
+    tier_.reset();
+    EXPECT_EQ(backend.num_registered(), 0);
+    link_.reset();
+  }
+}
+
+TEST_F(RemoteHostTierTest, ASlabThatCannotBeRegisteredIsNotUsed) {
+  RegisteringBackend backend;
+  backend.Refuse();
+  Join(/*heartbeats=*/true, {.backend = &backend});
+  EXPECT_FALSE(tier_->uses_slab());
+  tier_.reset();
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ TEST_F(RemoteSequenceTest, WritesIntoTheSlabAndPublishesThere) {
 TEST_F(RemoteSequenceTest, LocalPagesReachTheSlabBeforeTheWatermarkPassesThem) {
   RemoteSequence sequence(1, kGeometry, kHeads, view_);
   ASSERT_TRUE(sequence.AddGrant({0, 1}, Offsets(1), watermark_).ok());
-  sequence.AddLocalPages(3);
+  ASSERT_TRUE(sequence.AddLocalPages(3).ok());
   for (int position = 0; position < 10; ++position) FillRow(sequence, position, position);
   sequence.Publish(10);
   // Nothing moves it before the rows have been handed over.

@@ -194,6 +194,7 @@ absl::Status NcclCommunicator::BreakUnlessOk(absl::Status status) {
 }
 
 void NcclCommunicator::Watch() {
+  UseDevice(device_).IgnoreError();  // for an abort; it was possible before
   for (;;) {
     absl::Time settle_by;
     {

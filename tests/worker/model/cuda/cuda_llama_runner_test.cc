@@ -51,7 +51,8 @@ absl::StatusOr<Rank> MakeRank(const GgufFile& file, std::unique_ptr<Communicator
 }
 
 // Logits [tokens][vocab] of rank `index`, the text fed in pieces.
-absl::StatusOr<std::vector<float>> Run(Rank& rank, std::span<const int32_t> tokens, size_t piece) {
+absl::StatusOr<std::vector<float>> ComputeLogits(Rank& rank, std::span<const int32_t> tokens,
+                                                 size_t piece) {
   const KvShape shape = MakeKvShape(rank.runner->config(), rank.runner->shard(), KvShape{});
   FullCacheDecoder decoder(*rank.runner, shape, *rank.backend);
   std::vector<float> logits;
@@ -103,13 +104,15 @@ TEST_P(CudaLlamaRunnerTest, ComputesTheLogitsOfTheTextbookHoweverTheTextIsFed) {
   for (const size_t piece : {1u, 21u}) {  // 21 rows exceed max_batch_tokens
     auto comms = CreateLocalGroup(GetParam().ranks, absl::Seconds(120));
     std::vector<std::vector<float>> logits(comms.size());
+    std::vector<Rank> ranks(comms.size());  // they leave together
     std::vector<std::thread> threads;
     for (size_t index = 0; index < comms.size(); ++index) {
       threads.emplace_back([&, index] {
         auto rank = MakeRank(**file, std::move(comms[index]),
                              {.max_batch_tokens = 8, .weights = GetParam().weights});
         ASSERT_TRUE(rank.ok()) << rank.status();
-        auto computed = Run(*rank, tokens, piece);
+        ranks[index] = *std::move(rank);
+        auto computed = ComputeLogits(ranks[index], tokens, piece);
         ASSERT_TRUE(computed.ok()) << computed.status();
         logits[index] = *std::move(computed);
       });
