@@ -18,10 +18,12 @@
 
 namespace heavywater {
 
-// GetParam() names the backend; it is skipped where the machine lacks it.
+// GetParam() names the backend (backend_factory.h); it is skipped where the machine
+// lacks it.
 class BackendTest : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override;
+  void TearDown() override;
 
   Backend& backend() { return *backend_; }
   Backend& oracle() { return *oracle_; }

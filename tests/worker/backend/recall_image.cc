@@ -68,9 +68,16 @@ std::vector<float> StructuredKeys(std::mt19937& rng, int64_t count, int head_dim
 
 DeviceRecall::DeviceRecall(Backend& backend, const KvShape& shape, const RecallImage& image,
                            int64_t num_tokens)
-    : backend_(&backend), num_kv_heads_(shape.num_kv_heads), host_(image.host) {
-  for (const std::vector<std::byte>& page : host_) {
-    table_.push_back(page.empty() ? nullptr : page.data());
+    : backend_(&backend), num_kv_heads_(shape.num_kv_heads) {
+  size_t host_bytes = 0;
+  for (const std::vector<std::byte>& page : image.host) host_bytes += page.size();
+  host_ = std::make_unique<RegisteredMemory>(backend, host_bytes);
+  size_t offset = 0;
+  for (const std::vector<std::byte>& page : image.host) {
+    host_pages_.push_back(host_->span().subspan(offset, page.size()));
+    std::copy(page.begin(), page.end(), host_pages_.back().begin());
+    table_.push_back(page.empty() ? nullptr : host_pages_.back().data());
+    offset += page.size();
   }
   for (int64_t page = 0; page < image.num_pages(); ++page) {
     pages_.push_back(backend.Allocate(shape.num_kv_heads * image.sketch.page_bytes()).value());
@@ -149,8 +156,8 @@ void DeviceRecall::PoisonResidents(const KvShape& shape, int num_sets) {
   for (int kv_head = 0; kv_head < num_kv_heads_; ++kv_head) {
     const uint16_t* set = demoted.data() + (num_sets == 1 ? 0 : kv_head) * words;
     for (int64_t position = 0; position < words * kSketchBlock; ++position) {
-      std::vector<std::byte>& page =
-          host_[kv_head * view_.num_pages + position / shape.page_tokens];
+      const std::span<std::byte> page =
+          host_pages_[kv_head * view_.num_pages + position / shape.page_tokens];
       if (page.empty() || (set[position / kSketchBlock] >> position % kSketchBlock & 1) != 0) {
         continue;
       }

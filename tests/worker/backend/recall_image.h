@@ -4,10 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "tests/worker/backend/layer_image.h"
+#include "tests/worker/backend/registered_memory.h"
 #include "worker/backend/backend.h"
 
 namespace heavywater {
@@ -64,7 +67,8 @@ class DeviceRecall {
  private:
   Backend* backend_;
   int num_kv_heads_;
-  std::vector<std::vector<std::byte>> host_;
+  std::unique_ptr<RegisteredMemory> host_;
+  std::vector<std::span<std::byte>> host_pages_;  // [num_kv_heads][num_pages], empty: no copy
   std::vector<const std::byte*> table_;
   std::vector<DeviceBuffer> pages_;
   std::vector<DeviceSpan<std::byte>> page_spans_;

@@ -91,7 +91,7 @@ TEST_P(BackendTest, TheBytesWrittenThroughAreTheBytesStored) {
     const DeviceLayer layer(backend(), EmptyLayer(shape, 1, 5));
     const AppendedTokens tokens(rng, shape, 2);
     const std::vector<int32_t> slots = {4, 1};
-    std::vector<std::byte> host(2 * 3 * shape.row_bytes(), std::byte{0xee});
+    RegisteredMemory host(backend(), 2 * 3 * shape.row_bytes(), std::byte{0xee});
     std::vector<HostRow> rows(2 * 3);
     for (size_t i = 0; i < rows.size(); ++i) rows[i].row = host.data() + i * shape.row_bytes();
     rows[1].row = nullptr;  // KV head 1 of token 0: another rank writes it
@@ -120,7 +120,7 @@ TEST_P(BackendTest, TheBytesWrittenThroughAreTheBytesStored) {
         const auto value = StoredRow(stored.values, shape, 5, row % 3, slots[row / 3]);
         expected.insert(expected.end(), value.begin(), value.end());
       }
-      const auto first = host.begin() + row * shape.row_bytes();
+      const std::byte* first = host.data() + row * shape.row_bytes();
       EXPECT_EQ(std::vector(first, first + shape.row_bytes()), expected) << "row " << row;
     }
   }

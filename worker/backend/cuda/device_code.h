@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #if !defined(__CUDACC__)
 #include "cuda_shim_memory.h"  // SharedMemory() to FloatToHalf(), checked and counted
@@ -42,7 +43,7 @@ __device__ __forceinline__ T LoadOnce(const T* address) {
   return __ldcs(address);
 }
 template <typename T>
-__device__ __forceinline__ void Store(T* address, T value) {
+__device__ __forceinline__ void Store(T* address, std::type_identity_t<T> value) {
   *address = value;
 }
 // Host memory that the device reaches over the bus; registered.
@@ -51,7 +52,7 @@ __device__ __forceinline__ T LoadHost(const T* address) {
   return __ldcv(address);
 }
 template <typename T>
-__device__ __forceinline__ void StoreHost(T* address, T value) {
+__device__ __forceinline__ void StoreHost(T* address, std::type_identity_t<T> value) {
   __stwt(address, value);
 }
 // Integers only: their sum does not depend on the order.
@@ -63,9 +64,14 @@ __device__ __forceinline__ float HalfToFloat(uint16_t bits) {
   asm("{ .reg .f16 h; mov.b16 h, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "h"(bits));
   return value;
 }
+// As FloatToFloat16() of cache_service/base, bit for bit: to the nearest, at most
+// +-65504; NaN stays NaN.
 __device__ __forceinline__ uint16_t FloatToHalf(float value) {
+  if (value != value)
+    return static_cast<uint16_t>((__float_as_uint(value) >> 16 & 0x8000u) | 0x7e00u);
+  const float held = fminf(fmaxf(value, -65504.0f), 65504.0f);
   uint16_t bits;
-  asm("{ .reg .f16 h; cvt.rn.f16.f32 h, %1; mov.b16 %0, h; }" : "=h"(bits) : "f"(value));
+  asm("{ .reg .f16 h; cvt.rn.f16.f32 h, %1; mov.b16 %0, h; }" : "=h"(bits) : "f"(held));
   return bits;
 }
 

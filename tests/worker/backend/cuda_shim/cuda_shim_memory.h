@@ -2,7 +2,6 @@
 // bounds and alignment, counted.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -90,11 +89,6 @@ inline void Add(int64_t* address, int64_t value) {
 }
 
 inline float HalfToFloat(uint16_t bits) { return Float16ToFloat(bits); }
-// To infinity where the device's conversion goes there.
-inline uint16_t FloatToHalf(float value) {
-  const uint16_t bits = FloatToFloat16(value);
-  const bool overflows = (bits & 0x7fffu) == 0x7bffu && std::fabs(value) >= 65520.0f;
-  return overflows ? static_cast<uint16_t>((bits & 0x8000u) | 0x7c00u) : bits;
-}
+inline uint16_t FloatToHalf(float value) { return FloatToFloat16(value); }
 
 }  // namespace heavywater::cuda

@@ -1,0 +1,28 @@
+// Host memory that a backend's kernels may reach: whole pages, registered for as long
+// as it lives.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "worker/backend/backend.h"
+
+namespace heavywater {
+
+class RegisteredMemory {
+ public:
+  // Filled with `fill`. Outlived by the backend.
+  RegisteredMemory(Backend& backend, size_t bytes, std::byte fill = std::byte{0});
+  ~RegisteredMemory();
+  RegisteredMemory(const RegisteredMemory&) = delete;
+  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
+
+  std::byte* data() { return memory_.data(); }
+  std::span<std::byte> span() { return memory_; }
+
+ private:
+  Backend& backend_;
+  std::span<std::byte> memory_;
+};
+
+}  // namespace heavywater
