@@ -73,6 +73,7 @@ def test_help_names_the_commands() -> None:
         (["decoding"], "unknown command decoding"),
         (["recall", "--backend", "tpu"], "unknown backend tpu"),
         (["recall", "--backend"], "unknown option --backend"),
+        (["step"], "want --backend cuda with step"),
         (["recall", "attention"], "one command is enough, got also attention"),
         ([], "want a command"),
     ],
@@ -85,7 +86,7 @@ def test_what_it_does_not_know_is_an_error(arguments: list[str], complaint: str)
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine may have a GPU")
-@pytest.mark.parametrize("command", ROWS)
+@pytest.mark.parametrize("command", [*ROWS, "step"])
 def test_without_a_gpu_its_rows_are_refused_and_said_why(command: str) -> None:
     result = bench(command, "--backend", "cuda", "--json")
     assert result.returncode == 1

@@ -17,6 +17,8 @@ constexpr const char* kUsage =
               instructions), and what scores and the h2o plan add to it
   recall      a step with recall at 20 % of the bytes, 64 picks, contexts 8k, 32k: the scan and
               the whole step beside the full cache's attention
+  step        GPUs only: a whole step of one rank with layers of Llama-3-8B's shape and random
+              weights, contexts 8k and 32k, beside the time of reading what it must read
 
 On the CPU: one thread; caches are flushed before each step. On a GPU: steps over several layers,
 more than its cache holds, replayed as CUDA graphs, beside the bandwidth of a kernel that only
@@ -33,7 +35,8 @@ struct Command {
   absl::StatusOr<BenchJson> (*run_cuda)(const BenchOptions&);
 };
 constexpr Command kCommands[] = {{"attention", RunAttentionBench, RunCudaAttentionBench},
-                                 {"recall", RunRecallBench, RunCudaRecallBench}};
+                                 {"recall", RunRecallBench, RunCudaRecallBench},
+                                 {"step", nullptr, RunCudaStepBench}};
 
 const Command* FindCommand(std::string_view name) {
   for (const Command& command : kCommands) {
@@ -98,6 +101,9 @@ int Run(int argc, char** argv) {
     }
   }
   if (command == nullptr) return UsageError("want a command, got", "none");
+  if (command->run == nullptr && !options.cuda) {
+    return UsageError("want --backend cuda with", command->name);
+  }
   const absl::StatusOr<BenchJson> report =
       options.cuda ? command->run_cuda(options) : command->run(options);
   if (!report.ok()) {

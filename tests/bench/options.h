@@ -39,5 +39,6 @@ absl::StatusOr<BenchJson> RunRecallBench(const BenchOptions& options);
 // FAILED_PRECONDITION without one, or when built without CUDA.
 absl::StatusOr<BenchJson> RunCudaAttentionBench(const BenchOptions& options);
 absl::StatusOr<BenchJson> RunCudaRecallBench(const BenchOptions& options);
+absl::StatusOr<BenchJson> RunCudaStepBench(const BenchOptions& options);
 
 }  // namespace heavywater

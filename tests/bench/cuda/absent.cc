@@ -12,5 +12,6 @@ absl::Status Absent() {
 
 absl::StatusOr<BenchJson> RunCudaAttentionBench(const BenchOptions&) { return Absent(); }
 absl::StatusOr<BenchJson> RunCudaRecallBench(const BenchOptions&) { return Absent(); }
+absl::StatusOr<BenchJson> RunCudaStepBench(const BenchOptions&) { return Absent(); }
 
 }  // namespace heavywater
