@@ -58,12 +58,12 @@ class Part:
 def parts() -> list[Part]:
     """In the order in which they run."""
     return [
-        _tests("backend", "every operation against the oracle, on the device", BACKEND, 80),
-        _tests("memcheck", "no access outside memory", BACKEND, 50, cases=SANITIZED, sanitizer="memcheck"),
+        _tests("backend", "every operation against the oracle, on the device", BACKEND, 70),
+        _tests("memcheck", "no access outside memory", BACKEND, 45, cases=SANITIZED, sanitizer="memcheck"),
         _tests("racecheck", "no race in shared memory", BACKEND, 30, cases=SHARING, sanitizer="racecheck"),
         _bench("attention", "a step's attention beside the device's bandwidth", 40),
         _bench("recall", "a step with recall beside the full cache's attention", 40),
-        _bench("step", "a whole step of a Llama beside the time of reading what it must", 60),
+        _bench("step", "a whole step of a Llama beside the time of reading what it must", 45),
         _tests("nccl", "the conformance suite over NCCL, on all GPUs", NCCL, 40),
         _tests("ranks", "2 to 4 ranks on one GPU keep what one rank keeps", SYSTEM, 40, cases=("Ranks",)),
         _tests("graph", "a captured step replays to the same result", SYSTEM, 20, cases=("Graph",)),

@@ -59,6 +59,11 @@ std::vector<WaveToken> TokensOfBatch(const KvShape& shape, const AttendParams& p
   return tokens;
 }
 
+bool Recalls(std::span<const WaveToken> wave) {
+  return std::any_of(wave.begin(), wave.end(),
+                     [](const WaveToken& token) { return token.recall >= 0; });
+}
+
 // Tokens [first, first + num_tokens) of the chunk.
 PromptPass PassOf(const KvShape& shape, const PromptParams& params, int64_t first,
                   int64_t num_tokens) {
@@ -100,10 +105,16 @@ absl::Status CudaAttention::Attend(const KvShape& shape, const AttendParams& par
   HW_CHECK(wave_tokens > 0);  // the caller asked AttendScratchBytes()
   const WaveScratch scratch =
       CutWaveScratch(shape, needs, wave_tokens, params.scratch.device_address());
+  std::byte* const recall_memory =
+      RecallMemoryOf(shape, needs, wave_tokens, params.scratch.device_address());
   for (size_t first = 0; first < tokens.size(); first += wave_tokens) {
     if (first > 0) HW_RETURN_IF_ERROR(context_.RestartOperation(stream));
     const std::span<const WaveToken> wave = std::span(tokens).subspan(
         first, std::min<size_t>(wave_tokens, tokens.size() - first));
+    if (Recalls(wave)) {
+      HW_RETURN_IF_ERROR(
+          recall_.Begin(shape, params.items, wave, needs.recall, recall_memory, stream));
+    }
     HW_ASSIGN_OR_RETURN(const WaveToken* const on_device, context_.Upload(wave));
     HW_RETURN_IF_ERROR(AttendWave(shape, params.scale, wave, on_device, scratch, stream));
   }
@@ -119,9 +130,19 @@ absl::Status CudaAttention::AttendWave(const KvShape& shape, float scale,
                           .head_dim = shape.head_dim,
                           .page_tokens = shape.page_tokens,
                           .scale = scale};
+  const RecallStep recall = {.dtype = shape.dtype,
+                             .shape = wave,
+                             .host = host,
+                             .tokens = tokens,
+                             .scratch = scratch};
   HW_RETURN_IF_CUDA_ERROR(LaunchAttendSplits(shape.dtype, wave, tokens, scratch, stream));
+  if (Recalls(host)) {
+    HW_RETURN_IF_CUDA_ERROR(LaunchSlotTotals(wave, tokens, scratch, stream));
+    HW_RETURN_IF_ERROR(recall_.Pick(recall, stream));
+  }
   HW_RETURN_IF_CUDA_ERROR(LaunchMerge(wave, tokens, scratch, stream));
-  return HW_CUDA_STATUS(LaunchAddGains(wave, tokens, scratch, stream));
+  HW_RETURN_IF_CUDA_ERROR(LaunchAddGains(wave, tokens, scratch, stream));
+  return Recalls(host) ? recall_.Report(recall, stream) : absl::OkStatus();
 }
 
 absl::Status CudaAttention::AttendPrompt(const KvShape& shape, const PromptParams& params,

@@ -9,6 +9,7 @@
 #include "worker/backend/backend.h"
 #include "worker/backend/cuda/attend_wave.h"
 #include "worker/backend/cuda/context.h"
+#include "worker/backend/cuda/recall.h"
 #include "worker/backend/cuda/scratch_bytes.h"
 #include "worker/backend/cuda/wave_scratch.h"
 
@@ -16,7 +17,7 @@ namespace heavywater::cuda {
 
 class CudaAttention {
  public:
-  explicit CudaAttention(CudaContext& context) : context_(context) {}
+  explicit CudaAttention(CudaContext& context) : context_(context), recall_(context) {}
 
   // As Backend's operations of these names, within an operation of `context`.
   absl::Status Attend(const KvShape& shape, const AttendParams& params, cudaStream_t stream);
@@ -29,6 +30,7 @@ class CudaAttention {
                           cudaStream_t stream);
 
   CudaContext& context_;
+  CudaRecall recall_;
 };
 
 // INVALID_ARGUMENT naming the field when the kernels cannot run the shape.

@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kThreads)
   LoadToken(tokens + blockIdx.y, *shared.token);
   int count = 0;
   if (shared.token->recall >= 0) {  // the same for the whole block, as are the next
-    LoadItem(wave.items + shared.token->recall, *shared.item);
+    LoadItem(wave.items + (shared.token->recall - wave.first_item), *shared.item);
     if (shared.item->all != 0) {
       count = PickAll(shape, shared, kv_head, scratch.max_picks, to);
     } else {

@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       CutPicksShared(SharedMemory(), group_size, shape.head_dim, tile_rows, row_bytes);
   LoadToken(tokens + blockIdx.y, *shared.token);
   if (shared.token->recall < 0) return;  // the whole block
-  LoadItem(wave.items + shared.token->recall, *shared.item);
+  LoadItem(wave.items + (shared.token->recall - wave.first_item), *shared.item);
   const int kv_head = static_cast<int>(blockIdx.x);
   const int64_t token = blockIdx.y;
   const int64_t list = token * shape.num_kv_heads + kv_head;

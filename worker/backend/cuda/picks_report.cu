@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t token = blockIdx.y;
   const int recall = Load(&tokens[token].recall);
   if (recall < 0) return;  // the whole block
-  LoadItem(wave.items + recall, item);
+  LoadItem(wave.items + (recall - wave.first_item), item);
   const ReportWork work = {shape,
                            scratch,
                            wave,

@@ -82,16 +82,19 @@ void WriteTables(const KvShape& shape, const RecallView& recall, std::byte* host
 }  // namespace
 
 absl::Status CudaRecall::Begin(const KvShape& shape, std::span<const AttendItem> items,
-                               const RecallLimits& limits, cudaStream_t stream) {
-  shape_ = &shape;
+                               std::span<const WaveToken> wave, const RecallLimits& limits,
+                               std::byte* memory, cudaStream_t stream) {
   items_ = items;
-  limits_ = limits;
-  wave_ = {};
-  std::vector<RecallItem> device_items(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    if (items[i].recall == nullptr) continue;
-    HW_RETURN_IF_ERROR(CheckItem(shape, *items[i].recall));
-    const RecallItem& item = device_items[i] = ItemOf(*items[i].recall);
+  wave_ = {.first_item = wave.front().item};
+  wave_.scratch =
+      CutRecallScratch(shape, limits, static_cast<int64_t>(wave.size()), memory);
+  const std::span<const AttendItem> of_wave =
+      items.subspan(wave.front().item, wave.back().item - wave.front().item + 1);
+  std::vector<RecallItem> device_items(of_wave.size());
+  for (size_t i = 0; i < of_wave.size(); ++i) {
+    if (of_wave[i].recall == nullptr) continue;
+    HW_RETURN_IF_ERROR(CheckItem(shape, *of_wave[i].recall));
+    const RecallItem& item = device_items[i] = ItemOf(*of_wave[i].recall);
     wave_.num_channels = std::max(wave_.num_channels, item.num_channels);
     wave_.parts = std::max(wave_.parts, item.parts);
     wave_.max_picks = std::max(wave_.max_picks, item.max_picks);
@@ -100,10 +103,10 @@ absl::Status CudaRecall::Begin(const KvShape& shape, std::span<const AttendItem>
   HW_CHECK(wave_.max_picks <= limits.max_picks);
   // Host pages may still be on their way.
   HW_RETURN_IF_ERROR(context_.JoinCopies(stream));
-  return Upload(shape, items, device_items);
+  return Upload(shape, of_wave, device_items);
 }
 
-// In one piece, but for batches with more pages than the staging ring has room for at
+// In one piece, but for waves with more pages than the staging ring has room for at
 // once.
 absl::Status CudaRecall::Upload(const KvShape& shape, std::span<const AttendItem> items,
                                 std::vector<RecallItem>& device_items) {
@@ -139,34 +142,26 @@ absl::Status CudaRecall::Upload(const KvShape& shape, std::span<const AttendItem
   return absl::OkStatus();
 }
 
-RecallWave CudaRecall::WaveOf(const RecallStep& step) const {
-  RecallWave wave = wave_;
-  wave.scratch = CutRecallScratch(*shape_, limits_, step.shape.num_tokens, step.memory);
-  return wave;
-}
-
 absl::Status CudaRecall::Pick(const RecallStep& step, cudaStream_t stream) {
-  return HW_CUDA_STATUS(LaunchRecallPicks(step.dtype, step.shape, step.tokens, step.scratch,
-                                          WaveOf(step), stream));
+  return HW_CUDA_STATUS(
+      LaunchRecallPicks(step.dtype, step.shape, step.tokens, step.scratch, wave_, stream));
 }
 
 absl::Status CudaRecall::Report(const RecallStep& step, cudaStream_t stream) {
-  const RecallWave wave = WaveOf(step);
   const RecallTargets targets = TargetsOf(items_, step.host, step.shape.num_kv_heads);
   if (targets.empty()) return absl::OkStatus();
   HW_RETURN_IF_CUDA_ERROR(
-      LaunchMissingScan(step.shape, step.tokens, step.scratch, wave, stream));
+      LaunchMissingScan(step.shape, step.tokens, step.scratch, wave_, stream));
   // In mode `all` there may be more picks than pinned memory at once.
   const int64_t lists = int64_t{step.shape.num_tokens} * step.shape.num_kv_heads;
   const int64_t at_once = std::max<int64_t>(PicksAtOnce(lists), 1);
   int64_t first = 0;
   do {
     const int64_t count = std::min(targets.max_picks - first, at_once);
-    HW_ASSIGN_OR_RETURN(
-        const RecallReport report,
-        ExpectReport(context_.results(), targets, lists, first, count, stream));
+    HW_ASSIGN_OR_RETURN(const RecallReport report, ExpectReport(context_.results(), targets, lists,
+                                                                first, count, stream));
     HW_RETURN_IF_CUDA_ERROR(
-        LaunchRecallReport(step.shape, step.tokens, step.scratch, wave, report, stream));
+        LaunchRecallReport(step.shape, step.tokens, step.scratch, wave_, report, stream));
     first += count;
   } while (first < targets.max_picks);
   return absl::OkStatus();

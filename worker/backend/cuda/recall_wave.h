@@ -51,8 +51,9 @@ struct RecallReport {
 };
 
 struct RecallWave {
-  const RecallItem* items;  // of the batch
+  const RecallItem* items;  // those of the wave's tokens
   RecallScratch scratch;
+  int32_t first_item;    // the batch's number of the first
   int32_t num_channels;  // the largest of the items, as are the next two
   int32_t parts;
   int32_t max_picks;     // of items that scan; 0: none does

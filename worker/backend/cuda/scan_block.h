@@ -115,7 +115,7 @@ __device__ __forceinline__ bool PrepareScan(const WaveShape& shape, const WaveTo
                                             int padded_group, const ScanShared& shared) {
   LoadToken(tokens + blockIdx.z, *shared.token);
   if (shared.token->recall < 0) return false;
-  LoadItem(wave.items + shared.token->recall, *shared.item);
+  LoadItem(wave.items + (shared.token->recall - wave.first_item), *shared.item);
   const RecallItem& item = *shared.item;
   if (item.all != 0 || static_cast<int>(blockIdx.x) >= item.parts) return false;
   const int kv_head = static_cast<int>(blockIdx.y);

@@ -14,7 +14,7 @@ namespace heavywater::cuda {
 namespace {
 
 // Entries of a list that go to the device at once.
-constexpr int64_t kListEntries = int64_t{128} << 10;
+constexpr int64_t kListEntries = int64_t{64} << 10;
 
 LayerSlots SlotsOf(const KvShape& shape, const LayerView& layer) {
   return {.keys = reinterpret_cast<unsigned char*>(layer.keys.device_address()),

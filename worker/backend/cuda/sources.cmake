@@ -2,7 +2,8 @@
 # the host shim.
 set(HEAVYWATER_CUDA_SOURCES
   attention.cc context.cc copies.cc cuda_backend.cc cuda_check.cc faults.cc host_results.cc
-  ledger.cc recall.cc recall_report.cc select.cc sketches.cc slots.cc staging_ring.cc write_through.cc)
+  ledger.cc recall.cc recall_report.cc select.cc sketches.cc slots.cc staging_ring.cc
+  write_through.cc)
 set(HEAVYWATER_CUDA_KERNELS
   append.cu attend_merge.cu attend_splits.cu gather.cu ledger.cu picks.cu picks_attend.cu
   picks_report.cu prompt_attend.cu prompt_gains.cu scan.cu scan_missing.cu select.cu

@@ -25,13 +25,13 @@ namespace heavywater::cuda {
 
 class StagingRing {
  public:
-  static constexpr int64_t kSegmentBytes = int64_t{2} << 20;
+  static constexpr int64_t kSegmentBytes = int64_t{1} << 20;
   static constexpr int kSegments = 8;
   // One Take() at most; an operation that has more to say says it in pieces, and no
   // more than half the ring.
   static constexpr int64_t kMaxBytes = kSegmentBytes;
   // Of all captured graphs together: what a graph reads is never overwritten.
-  static constexpr int64_t kCaptureBytes = int64_t{4} << 20;
+  static constexpr int64_t kCaptureBytes = int64_t{2} << 20;
 
   static absl::StatusOr<std::unique_ptr<StagingRing>> Create();
   ~StagingRing();

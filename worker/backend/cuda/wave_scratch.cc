@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "worker/backend/cuda/recall_scratch.h"
+
 namespace heavywater::cuda {
 namespace {
 
@@ -45,10 +47,16 @@ WaveScratch Cut(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens
   return scratch;
 }
 
-int64_t BytesOfTokens(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens) {
+// Without what recall's kernels need beside.
+int64_t BytesOfWave(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens) {
   Cutter cutter(nullptr);
   Cut(shape, needs, num_tokens, cutter);
   return cutter.bytes();
+}
+
+int64_t BytesOfTokens(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens) {
+  return BytesOfWave(shape, needs, num_tokens) +
+         RecallScratchBytes(shape, needs.recall, num_tokens);
 }
 
 }  // namespace
@@ -72,6 +80,11 @@ WaveScratch CutWaveScratch(const KvShape& shape, const WaveNeeds& needs, int64_t
                            std::byte* memory) {
   Cutter cutter(memory);
   return Cut(shape, needs, num_tokens, cutter);
+}
+
+std::byte* RecallMemoryOf(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens,
+                          std::byte* memory) {
+  return memory + BytesOfWave(shape, needs, num_tokens);
 }
 
 }  // namespace heavywater::cuda

@@ -31,6 +31,9 @@ int64_t WaveTokens(const KvShape& shape, const WaveNeeds& needs, int64_t bytes);
 // `memory` is 256-byte aligned.
 WaveScratch CutWaveScratch(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens,
                            std::byte* memory);
+// Behind it: RecallScratchBytes() of the wave.
+std::byte* RecallMemoryOf(const KvShape& shape, const WaveNeeds& needs, int64_t num_tokens,
+                          std::byte* memory);
 
 // A prompt's chunk runs in pieces of up to so many tokens, whose totals are kept from
 // the first sweep to the second.
