@@ -50,7 +50,7 @@ class DeviceRanksTest : public testing::TestWithParam<Scope> {
 };
 
 // The prompt and some steps, by one group after the other.
-std::vector<std::vector<Ledger>> Run(TestGroup& group, const SequenceOptions& sequence) {
+std::vector<std::vector<Ledger>> SetsAfter(TestGroup& group, const SequenceOptions& sequence) {
   absl::Status status = group.OpenAndRunPrompt(1, sequence, TestTokens(1, kPromptTokens));
   EXPECT_TRUE(status.ok()) << status;
   for (int step = 0; step < kSteps && status.ok(); ++step) {
@@ -66,11 +66,11 @@ std::vector<std::vector<Ledger>> Run(TestGroup& group, const SequenceOptions& se
 
 TEST_P(DeviceRanksTest, RanksThatShareAGpuKeepWhatOneRankKeeps) {
   TestGroup alone(Options(1));
-  const auto want = Run(alone, Sequence());
+  const auto want = SetsAfter(alone, Sequence());
   ASSERT_FALSE(want.empty());
   for (const int world_size : {2, 4}) {
     TestGroup group(Options(world_size));
-    EXPECT_EQ(Run(group, Sequence()), want) << world_size << " ranks";
+    EXPECT_EQ(SetsAfter(group, Sequence()), want) << world_size << " ranks";
   }
 }
 
