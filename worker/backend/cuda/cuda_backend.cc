@@ -11,6 +11,7 @@
 #include "worker/backend/cuda/copies.h"
 #include "worker/backend/cuda/cuda_check.h"
 #include "worker/backend/cuda/ledger.h"
+#include "worker/backend/cuda/scratch_bytes.h"
 #include "worker/backend/cuda/select.h"
 #include "worker/backend/cuda/sketches.h"
 #include "worker/backend/cuda/slots.h"
@@ -36,10 +37,10 @@ class CudaBackend final : public Backend {
   }
   int64_t AttendScratchBytes(const KvShape& shape, int64_t capacity,
                              const RecallLimits& recall) const override {
-    return cuda::CudaAttendScratchBytes(shape, capacity, recall);
+    return CudaAttendScratchBytes(shape, capacity, recall);
   }
   int64_t PromptScratchBytes(const KvShape& shape, int64_t num_keys) const override {
-    return cuda::CudaPromptScratchBytes(shape, num_keys);
+    return CudaPromptScratchBytes(shape, num_keys);
   }
 
   absl::StatusOr<DeviceBuffer> Allocate(int64_t bytes) override {
