@@ -18,8 +18,8 @@ cudaError_t LaunchSlotTotals(const WaveShape& shape, const WaveToken* tokens,
                              const WaveScratch& scratch, cudaStream_t stream);
 
 // Outputs and totals of the slots and, where a token has recall, the picks.
-cudaError_t LaunchMerge(const WaveShape& shape, const WaveToken* tokens,
-                        const WaveScratch& scratch, cudaStream_t stream);
+cudaError_t LaunchMerge(const WaveShape& shape, const WaveToken* tokens, const WaveScratch& scratch,
+                        cudaStream_t stream);
 
 // Probabilities of the slots into the gains of tokens that have any. After the merge.
 cudaError_t LaunchAddGains(const WaveShape& shape, const WaveToken* tokens,

@@ -17,9 +17,6 @@ namespace heavywater::cuda {
 
 inline constexpr int kSplitThreads = 256;
 inline constexpr int kSplitWarps = kSplitThreads / kWarp;
-// Rows that a lane group has in flight, consecutive ones.
-inline constexpr int kRowsInFlight = 4;
-
 // Where the rows lie. A source has
 //   KvPack<T> Key(int row, int channel) const;    // zeros where it must not be read
 //   KvPack<T> Value(int row, int channel) const;  // likewise, and where not seen
@@ -27,6 +24,9 @@ inline constexpr int kRowsInFlight = 4;
 
 template <int kLanes, int kHeads>
 struct AttendBlock {
+  // Rows that a lane group has in flight, consecutive ones: as many as leave registers
+  // for two blocks on a multiprocessor.
+  static constexpr int kRowsInFlight = kHeads < 8 ? 4 : 2;
   static_assert(kHeads <= kSplitWarps && kSplitSlots % (kSplitThreads / kLanes) == 0);
   static constexpr int kGroups = kSplitThreads / kLanes;
   static constexpr int kStep = kGroups * kRowsInFlight;
@@ -70,8 +70,8 @@ struct AttendBlock {
   template <typename T, typename Source>
   __device__ static void Logits(const Source& source, int count, const Queries& queries,
                                 float* logits) {
-    // As many rows at once as give the sums over lanes 16 values.
-    constexpr int kRows = kHeads * kRowsInFlight <= 16 ? kRowsInFlight : 16 / kHeads;
+    // As many rows at once as give the sums over lanes 8 values.
+    constexpr int kRows = kHeads * kRowsInFlight <= 8 ? kRowsInFlight : 8 / kHeads;
     using Sums = ScatteredSums<kLanes, kRows * kHeads>;
     for (int base = 0; base < count; base += kStep) {
       const int first = base + Group() * kRowsInFlight;
@@ -137,8 +137,7 @@ struct AttendBlock {
 
   // The group's share: rows of `count` that it read.
   template <typename T, typename Source>
-  __device__ static void Values(const Source& source, int count, const float* weights,
-                                Outs& outs) {
+  __device__ static void Values(const Source& source, int count, const float* weights, Outs& outs) {
 #pragma unroll
     for (int head = 0; head < kHeads; ++head) {
 #pragma unroll
@@ -149,24 +148,16 @@ struct AttendBlock {
       KvPack<T> packs[kRowsInFlight];
 #pragma unroll
       for (int i = 0; i < kRowsInFlight; ++i) packs[i] = source.Value(first + i, Channel());
-      float factors[kHeads][kRowsInFlight];
-#pragma unroll
-      for (int head = 0; head < kHeads; ++head) {
-        const float4 four = *reinterpret_cast<const float4*>(weights + head * kSplitSlots + first);
-        factors[head][0] = four.x;
-        factors[head][1] = four.y;
-        factors[head][2] = four.z;
-        factors[head][3] = four.w;
-      }
 #pragma unroll
       for (int i = 0; i < kRowsInFlight; ++i) {
         float value[kLaneChannels];
         Unpack(packs[i], value);
 #pragma unroll
         for (int head = 0; head < kHeads; ++head) {
+          const float factor = weights[head * kSplitSlots + first + i];
 #pragma unroll
           for (int c = 0; c < kLaneChannels; ++c) {
-            outs.values[head][c] = fmaf(factors[head][i], value[c], outs.values[head][c]);
+            outs.values[head][c] = fmaf(factor, value[c], outs.values[head][c]);
           }
         }
       }

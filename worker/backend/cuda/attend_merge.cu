@@ -30,9 +30,7 @@ struct RowParts {
   int num_parts;   // with the picks, if it has recall
   int picks;       // their index in sums and outs
 
-  __device__ __forceinline__ int Index(int part) const {
-    return part < num_splits ? part : picks;
-  }
+  __device__ __forceinline__ int Index(int part) const { return part < num_splits ? part : picks; }
   __device__ __forceinline__ SplitSum Sum(int part) const { return Load(sums + Index(part)); }
 
   // Two passes over a few bytes; the order depends on the number of parts only.
@@ -117,9 +115,8 @@ __global__ void __launch_bounds__(kRowThreads)
   const WaveToken& token = tokens[row / shape.num_query_heads];
   const RowParts parts = PartsOfRow(token, scratch, row, /*with_picks=*/true);
   const SplitSum total = parts.Total();
-  const LaneOut out =
-      MergeOuts(parts, total, scratch.outs + row * (scratch.splits + 1) * shape.head_dim,
-                shape.head_dim);
+  const LaneOut out = MergeOuts(
+      parts, total, scratch.outs + row * (scratch.splits + 1) * shape.head_dim, shape.head_dim);
   float* to = Load(&token.out) + row % shape.num_query_heads * shape.head_dim;
 #pragma unroll
   for (int i = 0; i < kMaxChannelsPerLane / 4; ++i) {
@@ -188,8 +185,8 @@ cudaError_t LaunchSlotTotals(const WaveShape& shape, const WaveToken* tokens,
                 scratch);
 }
 
-cudaError_t LaunchMerge(const WaveShape& shape, const WaveToken* tokens,
-                        const WaveScratch& scratch, cudaStream_t stream) {
+cudaError_t LaunchMerge(const WaveShape& shape, const WaveToken* tokens, const WaveScratch& scratch,
+                        cudaStream_t stream) {
   return Launch(Merge, GridOfRows(shape), dim3(kRowThreads), 0, stream, shape, tokens, scratch);
 }
 

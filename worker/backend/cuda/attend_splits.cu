@@ -34,22 +34,28 @@ struct SlotRows {
   }
 };
 
+// Where the token's split lies. Called again for each phase, so that no registers hold
+// it in between: the token lies in shared memory.
 template <typename T>
 __device__ __forceinline__ SlotRows<T> RowsOfSplit(const WaveShape& shape, const WaveToken& token,
-                                                   int kv_head, int first, int32_t* positions) {
-  const int64_t row = (kv_head * token.capacity + first) * shape.head_dim;
-  const SlotRows<T> rows = {static_cast<const T*>(token.keys) + row,
-                            static_cast<const T*>(token.values) + row,
-                            positions,
-                            min(token.used - first, kSplitSlots),
-                            shape.head_dim,
-                            token.position};
-  const int set = token.num_sets == 1 ? 0 : kv_head;
+                                                   const int32_t* positions) {
+  const int first = static_cast<int>(blockIdx.x) * kSplitSlots;
+  const int64_t row = (static_cast<int>(blockIdx.y) * token.capacity + first) * shape.head_dim;
+  return {static_cast<const T*>(token.keys) + row,
+          static_cast<const T*>(token.values) + row,
+          positions,
+          min(token.used - first, kSplitSlots),
+          shape.head_dim,
+          token.position};
+}
+
+__device__ __forceinline__ void StagePositions(const WaveToken& token, int32_t* positions) {
+  const int first = static_cast<int>(blockIdx.x) * kSplitSlots;
+  const int set = token.num_sets == 1 ? 0 : static_cast<int>(blockIdx.y);
   const int32_t* from = token.positions + set * token.capacity + first;
   for (int slot = static_cast<int>(threadIdx.x); slot < kSplitSlots; slot += kSplitThreads) {
-    positions[slot] = slot < rows.count ? Load(from + slot) : -1;
+    positions[slot] = first + slot < token.used ? Load(from + slot) : -1;
   }
-  return rows;
 }
 
 // Weights of the warp's head to scratch, whole vectors of slots.
@@ -70,9 +76,7 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
   const int kv_head = static_cast<int>(blockIdx.y);
   LoadToken(tokens + blockIdx.z, token);
   if (split >= NumSplits(token.used)) return;  // the whole block
-  const SlotRows<T> rows =
-      RowsOfSplit<T>(shape, token, kv_head, split * kSplitSlots, positions);
-
+  StagePositions(token, positions);
   const int group_size = shape.num_query_heads / shape.num_kv_heads;
   for (int first = 0; first < group_size; first += kHeads) {
     const int head = kv_head * group_size + first;
@@ -80,8 +84,10 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
     typename Block::Queries queries;
     Block::LoadQueries(token.queries + static_cast<int64_t>(head) * shape.head_dim, num_heads,
                        shape.head_dim, shape.scale, shared, queries);
-    Block::template Logits<T>(rows, rows.count, queries, shared);
+    const SlotRows<T> keys = RowsOfSplit<T>(shape, token, positions);
+    Block::template Logits<T>(keys, keys.count, queries, shared);
     __syncthreads();
+    const SlotRows<T> rows = RowsOfSplit<T>(shape, token, positions);
     const SplitSum sum = Block::Softmax(rows, shared);
     __syncthreads();
 
@@ -97,7 +103,8 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
       }
     }
     typename Block::Outs outs;
-    Block::template Values<T>(rows, rows.count, shared, outs);
+    const SlotRows<T> values = RowsOfSplit<T>(shape, token, positions);
+    Block::template Values<T>(values, values.count, shared, outs);
     __syncthreads();
     Block::SumGroups(shared, outs);
     const int64_t stride = static_cast<int64_t>(scratch.splits + 1) * shape.head_dim;

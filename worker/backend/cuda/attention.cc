@@ -109,8 +109,8 @@ absl::Status CudaAttention::Attend(const KvShape& shape, const AttendParams& par
       RecallMemoryOf(shape, needs, wave_tokens, params.scratch.device_address());
   for (size_t first = 0; first < tokens.size(); first += wave_tokens) {
     if (first > 0) HW_RETURN_IF_ERROR(context_.RestartOperation(stream));
-    const std::span<const WaveToken> wave = std::span(tokens).subspan(
-        first, std::min<size_t>(wave_tokens, tokens.size() - first));
+    const std::span<const WaveToken> wave =
+        std::span(tokens).subspan(first, std::min<size_t>(wave_tokens, tokens.size() - first));
     if (Recalls(wave)) {
       HW_RETURN_IF_ERROR(
           recall_.Begin(shape, params.items, wave, needs.recall, recall_memory, stream));
@@ -130,11 +130,8 @@ absl::Status CudaAttention::AttendWave(const KvShape& shape, float scale,
                           .head_dim = shape.head_dim,
                           .page_tokens = shape.page_tokens,
                           .scale = scale};
-  const RecallStep recall = {.dtype = shape.dtype,
-                             .shape = wave,
-                             .host = host,
-                             .tokens = tokens,
-                             .scratch = scratch};
+  const RecallStep recall = {
+      .dtype = shape.dtype, .shape = wave, .host = host, .tokens = tokens, .scratch = scratch};
   HW_RETURN_IF_CUDA_ERROR(LaunchAttendSplits(shape.dtype, wave, tokens, scratch, stream));
   if (Recalls(host)) {
     HW_RETURN_IF_CUDA_ERROR(LaunchSlotTotals(wave, tokens, scratch, stream));

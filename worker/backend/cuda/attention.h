@@ -26,8 +26,7 @@ class CudaAttention {
  private:
   // `host` are the wave's tokens, and `tokens` their copies on the device.
   absl::Status AttendWave(const KvShape& shape, float scale, std::span<const WaveToken> host,
-                          const WaveToken* tokens, const WaveScratch& scratch,
-                          cudaStream_t stream);
+                          const WaveToken* tokens, const WaveScratch& scratch, cudaStream_t stream);
 
   CudaContext& context_;
   CudaRecall recall_;

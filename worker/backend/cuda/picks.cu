@@ -16,9 +16,9 @@ struct PickShared {
   WaveToken* token;
   RecallItem* item;
   SelectSpace* select;
-  int32_t* starts;   // [kMaxScanParts + 1] of the parts' candidates, counted together
-  uint64_t* keys;    // [kSharedKeys]
-  int32_t* picks;    // [max_picks]
+  int32_t* starts;  // [kMaxScanParts + 1] of the parts' candidates, counted together
+  uint64_t* keys;   // [kSharedKeys]
+  int32_t* picks;   // [max_picks]
   int64_t bytes;
 };
 __host__ __device__ inline PickShared CutPickShared(unsigned char* memory, int64_t max_picks) {
@@ -129,8 +129,8 @@ __device__ __forceinline__ int CountBefore(int count, int32_t* of_warps, int& to
 }
 
 // Every position of the set, straight to `to`. Returns how many.
-__device__ __forceinline__ int PickAll(const WaveShape& shape, const PickShared& shared, int kv_head,
-                                       int max_picks, int32_t* to) {
+__device__ __forceinline__ int PickAll(const WaveShape& shape, const PickShared& shared,
+                                       int kv_head, int max_picks, int32_t* to) {
   const RecallItem& item = *shared.item;
   const int words_per_page = shape.page_tokens / kCodeBlock;
   const int64_t words = int64_t{item.num_pages} * words_per_page;

@@ -27,16 +27,15 @@ int TileRows(int row_bytes) {
 struct PicksShared {
   WaveToken* token;
   RecallItem* item;
-  float* queries;   // [kHeadsAtOnce][head_dim] scaled
-  float* weights;   // [kHeadsAtOnce][tile_rows]
-  float* rescale;   // [kHeadsAtOnce] of what earlier tiles left
-  float* maxima;    // [group_size]
+  float* queries;       // [kHeadsAtOnce][head_dim] scaled
+  float* weights;       // [kHeadsAtOnce][tile_rows]
+  float* rescale;       // [kHeadsAtOnce] of what earlier tiles left
+  float* maxima;        // [group_size]
   unsigned char* rows;  // [tile_rows][row_bytes + kRowPadding]
   int64_t bytes;
 };
 __host__ __device__ inline PicksShared CutPicksShared(unsigned char* memory, int group_size,
-                                                      int head_dim, int tile_rows,
-                                                      int row_bytes) {
+                                                      int head_dim, int tile_rows, int row_bytes) {
   SharedCutter cutter(memory);
   PicksShared shared;
   shared.token = cutter.Take<WaveToken>(1);
@@ -116,8 +115,7 @@ __device__ __forceinline__ void Logits(const PicksWork& work, int first_head, in
   for (int i = static_cast<int>(threadIdx.x); i < num_heads * count; i += kThreads) {
     const int head = i / count;
     const int row = i % count;
-    const T* key =
-        reinterpret_cast<const T*>(shared.rows + row * (work.row_bytes + kRowPadding));
+    const T* key = reinterpret_cast<const T*>(shared.rows + row * (work.row_bytes + kRowPadding));
     const float logit = Logit(key, shared.queries + head * head_dim, head_dim);
     shared.weights[head * work.tile_rows + row] = logit;
     Store(work.Weights(first_head + head) + first + row, logit);
@@ -163,9 +161,9 @@ __device__ __forceinline__ void AddValues(const PicksWork& work, int first_head,
     float2 sums[2] = {};
 #pragma unroll 4
     for (int row = 0; row < count; ++row) {
-      const T* value = reinterpret_cast<const T*>(
-                           shared.rows + row * (work.row_bytes + kRowPadding)) +
-                       head_dim + channel;
+      const T* value =
+          reinterpret_cast<const T*>(shared.rows + row * (work.row_bytes + kRowPadding)) +
+          head_dim + channel;
       const float2 pair = SharedPair(value);
       const float weight = shared.weights[head * work.tile_rows + row];
       const float weight_of_other = shared.weights[other * work.tile_rows + row];
@@ -212,8 +210,7 @@ __device__ __forceinline__ void AttendTile(const PicksWork& work, int first, int
   for (int first_head = 0; first_head < work.group_size; first_head += kHeadsAtOnce) {
     const int num_heads = min(work.group_size - first_head, kHeadsAtOnce);
     const float* queries =
-        shared.token->queries +
-        (int64_t{work.kv_head} * work.group_size + first_head) * head_dim;
+        shared.token->queries + (int64_t{work.kv_head} * work.group_size + first_head) * head_dim;
     for (int i = static_cast<int>(threadIdx.x); i < num_heads * head_dim; i += kThreads) {
       shared.queries[i] = Load(queries + i) * work.shape.scale;
     }

@@ -126,8 +126,7 @@ cudaError_t LaunchPromptAttend(KvDtype dtype, const PromptPass& pass, cudaStream
   return WithPromptTile(dtype, pass.head_dim, [&](auto type) {
     using Tile = typename decltype(type)::type;
     const dim3 grid((pass.NumRows() + Tile::kTileRows - 1) / Tile::kTileRows, pass.num_kv_heads);
-    return Launch(PromptAttend<Tile>, grid, dim3(Tile::kThreads), Tile::kSharedBytes, stream,
-                  pass);
+    return Launch(PromptAttend<Tile>, grid, dim3(Tile::kThreads), Tile::kSharedBytes, stream, pass);
   });
 }
 

@@ -12,9 +12,9 @@
 namespace heavywater::cuda {
 
 struct PromptPass {
-  const void* keys;    // [num_kv_heads][capacity][head_dim]
-  const void* values;  // likewise
-  int64_t* gains;      // [num_kv_heads][capacity]
+  const void* keys;      // [num_kv_heads][capacity][head_dim]
+  const void* values;    // likewise
+  int64_t* gains;        // [num_kv_heads][capacity]
   const float* queries;  // [num_tokens][num_query_heads][head_dim]
   float* out;            // likewise
   SplitSum* totals;      // [num_kv_heads][num_tokens * group_size] largest logit, sum

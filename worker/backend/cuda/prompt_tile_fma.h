@@ -32,9 +32,7 @@ class FmaTile {
         rows_(queries_ + kTileRows * kStride),
         weights_(rows_ + kTileKeys * kStride) {}
 
-  __device__ __forceinline__ static int Lane() {
-    return static_cast<int>(threadIdx.x) % kRowLanes;
-  }
+  __device__ __forceinline__ static int Lane() { return static_cast<int>(threadIdx.x) % kRowLanes; }
   __device__ __forceinline__ static int Row(int i) {
     return static_cast<int>(threadIdx.x) / kRowLanes * kRows + i;
   }
@@ -50,8 +48,8 @@ class FmaTile {
       const int channel = i % (kDim / 4) * 4;
       float4 four = make_float4(0, 0, 0, 0);
       if (first + row < pass.NumRows() && channel < pass.head_dim) {
-        four = Load(reinterpret_cast<const float4*>(
-            pass.queries + pass.Offset(kv_head, first + row) + channel));
+        four = Load(reinterpret_cast<const float4*>(pass.queries +
+                                                    pass.Offset(kv_head, first + row) + channel));
       }
       *reinterpret_cast<float4*>(queries_ + row * kStride + channel) = make_float4(
           four.x * pass.scale, four.y * pass.scale, four.z * pass.scale, four.w * pass.scale);

@@ -47,9 +47,7 @@ class MmaTile {
     return static_cast<int>(threadIdx.x) / kWarp * 16 + FragmentRow() + 8 * i;
   }
   // Of fragment j / 2: two columns.
-  __device__ __forceinline__ static int Key(int j) {
-    return j / 2 * 8 + FragmentColumn() + j % 2;
-  }
+  __device__ __forceinline__ static int Key(int j) { return j / 2 * 8 + FragmentColumn() + j % 2; }
   // Of fragments 2 p and 2 p + 1: the even and the odd channels of 16.
   __device__ __forceinline__ static int Column(int c) {
     return c / 4 * 16 + 2 * (FragmentColumn() + c % 2) + c / 2 % 2;
@@ -61,8 +59,8 @@ class MmaTile {
       const int channel = i % (kDim / 2) * 2;
       float2 two = make_float2(0, 0);
       if (first + row < pass.NumRows() && channel < pass.head_dim) {
-        two = Load(reinterpret_cast<const float2*>(
-            pass.queries + pass.Offset(kv_head, first + row) + channel));
+        two = Load(reinterpret_cast<const float2*>(pass.queries +
+                                                   pass.Offset(kv_head, first + row) + channel));
       }
       const auto lower = SplitToBFloat16<kTerms>(two.x * pass.scale);
       const auto upper = SplitToBFloat16<kTerms>(two.y * pass.scale);
@@ -192,8 +190,9 @@ class MmaTile {
     a[3] = Word(from + 8 * kStride + 8);
   }
 
-  // 16 keys by 16 channels, from row `key` of the values' terms. A word holds two neighbouring channels of a key, an
-  // operand two keys of a channel: one fragment gets the even, one the odd channels.
+  // 16 keys by 16 channels, from row `key` of the values' terms. A word holds two neighbouring
+  // channels of a key, an operand two keys of a channel: one fragment gets the even, one the odd
+  // channels.
   __device__ __forceinline__ void AddValuesOf16(const unsigned (&large)[4],
                                                 const unsigned (&small)[4], int key, int channel,
                                                 float (&outs)[kRows][kColumns]) const {

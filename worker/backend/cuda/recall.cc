@@ -36,8 +36,8 @@ absl::Status CheckItem(const KvShape& shape, const RecallView& recall) {
     return absl::InvalidArgumentError(absl::StrCat(
         "max_picks is ", recall.max_picks, ", want at most ", kMaxPicks, " on a GPU, or all"));
   }
-  const int64_t shared = ScanSharedBytes(shape.group_size(), shape.head_dim,
-                                         recall.sketch.channels, MaxPicks(recall));
+  const int64_t shared =
+      ScanSharedBytes(shape.group_size(), shape.head_dim, recall.sketch.channels, MaxPicks(recall));
   if (shared > kMaxScanSharedBytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         "recall for ", shape.group_size(), " query heads of size ", shape.head_dim,
@@ -85,9 +85,9 @@ absl::Status CudaRecall::Begin(const KvShape& shape, std::span<const AttendItem>
                                std::span<const WaveToken> wave, const RecallLimits& limits,
                                std::byte* memory, cudaStream_t stream) {
   items_ = items;
-  wave_ = {.first_item = wave.front().item};
-  wave_.scratch =
-      CutRecallScratch(shape, limits, static_cast<int64_t>(wave.size()), memory);
+  wave_ = {};
+  wave_.first_item = wave.front().item;
+  wave_.scratch = CutRecallScratch(shape, limits, static_cast<int64_t>(wave.size()), memory);
   const std::span<const AttendItem> of_wave =
       items.subspan(wave.front().item, wave.back().item - wave.front().item + 1);
   std::vector<RecallItem> device_items(of_wave.size());
@@ -150,16 +150,15 @@ absl::Status CudaRecall::Pick(const RecallStep& step, cudaStream_t stream) {
 absl::Status CudaRecall::Report(const RecallStep& step, cudaStream_t stream) {
   const RecallTargets targets = TargetsOf(items_, step.host, step.shape.num_kv_heads);
   if (targets.empty()) return absl::OkStatus();
-  HW_RETURN_IF_CUDA_ERROR(
-      LaunchMissingScan(step.shape, step.tokens, step.scratch, wave_, stream));
+  HW_RETURN_IF_CUDA_ERROR(LaunchMissingScan(step.shape, step.tokens, step.scratch, wave_, stream));
   // In mode `all` there may be more picks than pinned memory at once.
   const int64_t lists = int64_t{step.shape.num_tokens} * step.shape.num_kv_heads;
   const int64_t at_once = std::max<int64_t>(PicksAtOnce(lists), 1);
   int64_t first = 0;
   do {
     const int64_t count = std::min(targets.max_picks - first, at_once);
-    HW_ASSIGN_OR_RETURN(const RecallReport report, ExpectReport(context_.results(), targets, lists,
-                                                                first, count, stream));
+    HW_ASSIGN_OR_RETURN(const RecallReport report,
+                        ExpectReport(context_.results(), targets, lists, first, count, stream));
     HW_RETURN_IF_CUDA_ERROR(
         LaunchRecallReport(step.shape, step.tokens, step.scratch, wave_, report, stream));
     first += count;

@@ -32,8 +32,8 @@ class CudaRecall {
   // limits, which are those of the whole batch. INVALID_ARGUMENT naming the field when
   // the kernels cannot do an item.
   absl::Status Begin(const KvShape& shape, std::span<const AttendItem> items,
-                     std::span<const WaveToken> wave, const RecallLimits& limits,
-                     std::byte* memory, cudaStream_t stream);
+                     std::span<const WaveToken> wave, const RecallLimits& limits, std::byte* memory,
+                     cudaStream_t stream);
   // After the totals of the slots, before the merge.
   absl::Status Pick(const RecallStep& step, cudaStream_t stream);
   // After the merge. Results reach the spans of RecallView when the stream is synchronised.

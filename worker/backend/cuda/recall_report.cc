@@ -13,7 +13,9 @@ constexpr int64_t kListBytes = sizeof(int32_t) + sizeof(float);
 constexpr int64_t kPickBytes = sizeof(int64_t) + sizeof(int32_t);
 
 RecallReport CutReport(std::byte* memory, int64_t lists, int64_t first, int64_t count) {
-  RecallReport report = {.first = first, .count = count};
+  RecallReport report = {};
+  report.first = first;
+  report.count = count;
   report.gains = reinterpret_cast<int64_t*>(memory);
   report.num_picks = reinterpret_cast<int32_t*>(report.gains + lists * count);
   report.missing = reinterpret_cast<float*>(report.num_picks + lists);

@@ -36,8 +36,8 @@ int64_t RecallScratchBytes(const KvShape& shape, const RecallLimits& limits, int
   return limits.any() ? CutAll(shape, limits, num_tokens, nullptr).bytes : 0;
 }
 
-RecallScratch CutRecallScratch(const KvShape& shape, const RecallLimits& limits,
-                               int64_t num_tokens, std::byte* memory) {
+RecallScratch CutRecallScratch(const KvShape& shape, const RecallLimits& limits, int64_t num_tokens,
+                               std::byte* memory) {
   return CutAll(shape, limits, num_tokens, memory).scratch;
 }
 

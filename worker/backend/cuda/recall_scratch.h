@@ -32,7 +32,7 @@ struct RecallScratch {
 int64_t RecallScratchBytes(const KvShape& shape, const RecallLimits& limits, int64_t num_tokens);
 
 // `memory` is 256-byte aligned and has RecallScratchBytes().
-RecallScratch CutRecallScratch(const KvShape& shape, const RecallLimits& limits,
-                               int64_t num_tokens, std::byte* memory);
+RecallScratch CutRecallScratch(const KvShape& shape, const RecallLimits& limits, int64_t num_tokens,
+                               std::byte* memory);
 
 }  // namespace heavywater::cuda

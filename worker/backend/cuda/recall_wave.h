@@ -56,7 +56,7 @@ struct RecallWave {
   int32_t first_item;    // the batch's number of the first
   int32_t num_channels;  // the largest of the items, as are the next two
   int32_t parts;
-  int32_t max_picks;     // of items that scan; 0: none does
+  int32_t max_picks;  // of items that scan; 0: none does
   int32_t any_missing;
 };
 

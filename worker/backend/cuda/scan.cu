@@ -41,9 +41,8 @@ __device__ __forceinline__ bool AnyReaches(const LaneSums<kHeads>& sums, const i
 // A lane's candidates, appended to the block's keys.
 template <int kHeads>
 __device__ __forceinline__ void FindCandidates(const ScanPage& page, const LaneStep& step,
-                                               int first_position, int group_size,
-                                               int padded_group, float least,
-                                               const ScanShared& shared) {
+                                               int first_position, int group_size, int padded_group,
+                                               float least, const ScanShared& shared) {
   const ScanWeights& weights = shared.weights;
   float values[kLanePositions] = {};
   for (int head = 0; head < padded_group; head += kHeads) {
@@ -90,8 +89,7 @@ __device__ __forceinline__ void ScanPages(const ScanWalk& walk, int head_dim, in
   float least = walk.item.min_share;
   for (int first = walk.first; first < walk.item.num_pages; first += walk.stride * kScanWarps) {
     const int number = first + warp * walk.stride;
-    const ScanPage page = {walk.Sketch(number), head_dim, walk.item.num_channels,
-                           walk.page_tokens};
+    const ScanPage page = {walk.Sketch(number), head_dim, walk.item.num_channels, walk.page_tokens};
     bool weighed = false;
     for (int i = 0; i < steps; ++i) {
       const LaneStep step = walk.Step(page.sketch, number, i);

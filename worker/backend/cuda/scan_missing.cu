@@ -59,16 +59,15 @@ struct LaneMass {
 // Of kHeads heads over the part's pages.
 template <int kHeads>
 __device__ __forceinline__ LaneMass<kHeads> SumPages(const ScanWalk& walk, const PickList& picks,
-                                                     int head_dim, int first_head,
-                                                     int padded_group, const ScanShared& shared) {
+                                                     int head_dim, int first_head, int padded_group,
+                                                     const ScanShared& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int steps = (walk.page_tokens + kStepPositions - 1) / kStepPositions;
   const bool attended = shared.queries.lse[0] != -INFINITY;
   LaneMass<kHeads> mass;
   for (int first = walk.first; first < walk.item.num_pages; first += walk.stride * kScanWarps) {
     const int number = first + warp * walk.stride;
-    const ScanPage page = {walk.Sketch(number), head_dim, walk.item.num_channels,
-                           walk.page_tokens};
+    const ScanPage page = {walk.Sketch(number), head_dim, walk.item.num_channels, walk.page_tokens};
     bool weighed = false;
     for (int i = 0; i < steps; ++i) {
       LaneStep step = walk.Step(page.sketch, number, i);
@@ -125,8 +124,7 @@ __global__ void __launch_bounds__(kScanThreads, kHeads <= 4 ? 2 : 1)
   if (!PrepareScan(shape, tokens, wave, scratch.totals, padded_group, shared)) return;  // the block
   if (shared.item->report_missing == 0) return;
   const int64_t list = static_cast<int64_t>(blockIdx.z) * shape.num_kv_heads + blockIdx.y;
-  const PickList picks = {scratch.picks + list * scratch.max_picks,
-                          Load(scratch.num_picks + list)};
+  const PickList picks = {scratch.picks + list * scratch.max_picks, Load(scratch.num_picks + list)};
   const ScanWalk walk = WalkOf(shape, shared);
   const int64_t row = static_cast<int64_t>(blockIdx.z) * shape.num_query_heads +
                       static_cast<int64_t>(blockIdx.y) * group_size;

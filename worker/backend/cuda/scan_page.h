@@ -12,11 +12,11 @@
 namespace heavywater::cuda {
 
 inline constexpr int kScanThreads = kScanWarps * kWarp;
-inline constexpr int kLanePositions = 4;                         // consecutive ones
-inline constexpr int kStepPositions = kWarp * kLanePositions;    // of a page, at a time
-inline constexpr int kCodeBlock = 16;                            // positions of a block of codes
-inline constexpr float kLeastWeightProduct = 1e-30f;             // as QuantizeWeights has it
-inline constexpr float kLargestExponent = 80;                    // of a share
+inline constexpr int kLanePositions = 4;                       // consecutive ones
+inline constexpr int kStepPositions = kWarp * kLanePositions;  // of a page, at a time
+inline constexpr int kCodeBlock = 16;                          // positions of a block of codes
+inline constexpr float kLeastWeightProduct = 1e-30f;           // as QuantizeWeights has it
+inline constexpr float kLargestExponent = 80;                  // of a share
 
 // Query heads that a lane sums for at once.
 constexpr int ScanHeads(int group_size) {
@@ -35,9 +35,9 @@ struct ScanQueries {
 };
 // Of a warp: its page.
 struct ScanWeights {
-  int32_t* words;     // [channels / 4][padded group] of four weights each
-  float* constants;   // [padded group] less the lse
-  float* units;       // [padded group]
+  int32_t* words;       // [channels / 4][padded group] of four weights each
+  float* constants;     // [padded group] less the lse
+  float* units;         // [padded group]
   int32_t* thresholds;  // [padded group]
 };
 
@@ -90,8 +90,7 @@ __device__ __forceinline__ void WeighHeads(const ScanPage& page, const ScanQueri
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     // Not negative: ordered as their bits are.
-    const float maximum =
-        __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(maxima[h])));
+    const float maximum = __uint_as_float(__reduce_max_sync(kAllLanes, __float_as_uint(maxima[h])));
     const bool flat = maximum < kLeastWeightProduct;
     if (lane == 0) weights.units[first_head + h] = flat ? 0.0f : maximum / 127.0f;
     maxima[h] = flat ? 0.0f : 127.0f / maximum;

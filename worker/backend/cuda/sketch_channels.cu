@@ -68,8 +68,7 @@ __global__ void __launch_bounds__(kMaxHeadDim)
       const float* page = state.of_pages + int64_t{2} * i * head_dim + channel;
       const double difference = Plus(static_cast<double>(Load(page)), -mean);
       mean = Plus(mean, Times(difference, Over(added, total)));
-      const double between =
-          Times(Times(difference, difference), Over(Times(count, added), total));
+      const double between = Times(Times(difference, difference), Over(Times(count, added), total));
       squares = Plus(squares, Plus(static_cast<double>(Load(page + head_dim)), between));
     }
     count = total;
@@ -91,12 +90,13 @@ __global__ void __launch_bounds__(kMaxHeadDim) ChooseKernel(ChooseParams params)
   double value = 0;
   if (counts) {
     double energy = params.num_queries == 0 ? 1 : 0;
-    const float* squares = params.squares +
-                           int64_t{kv_head} * kSketchQueries * params.head_dim + channel;
+    const float* squares =
+        params.squares + int64_t{kv_head} * kSketchQueries * params.head_dim + channel;
     for (int query = 0; query < params.num_queries; ++query) {
       energy = Plus(energy, static_cast<double>(Load(squares + query * params.head_dim)));
     }
-    value = Times(energy, Load(params.state.squares + int64_t{kv_head} * params.head_dim + channel));
+    value =
+        Times(energy, Load(params.state.squares + int64_t{kv_head} * params.head_dim + channel));
     values[channel] = value;
   }
   __syncthreads();

@@ -11,9 +11,9 @@ constexpr int kBlock = 16;     // positions whose codes do
 
 // What a page's codes are made with, in shared memory.
 struct Scales {
-  int32_t* chosen;        // [channels]
-  float* minima;          // [channels] as stored
-  float* inverse_steps;   // [channels] 0: constant
+  int32_t* chosen;       // [channels]
+  float* minima;         // [channels] as stored
+  float* inverse_steps;  // [channels] 0: constant
 };
 
 __device__ Scales CutScales(unsigned char* shared, int channels) {
@@ -46,8 +46,7 @@ __device__ void ScaleChannel(const SketchGeometry& geometry, const PageKeys<T>& 
   const uint16_t stored = FloatToHalfSaturated(minimum);
   minimum = HalfToFloat(stored);
   const float largest = Least(Largest(maximum, -kLargestHalf), kLargestHalf);
-  const uint16_t step =
-      FloatToHalfSaturated(Largest(0.0f, Over(Plus(largest, -minimum), 15.0f)));
+  const uint16_t step = FloatToHalfSaturated(Largest(0.0f, Over(Plus(largest, -minimum), 15.0f)));
   const float width = HalfToFloat(step);
   scales.minima[index] = minimum;
   scales.inverse_steps[index] = width > 0 ? Over(1.0f, width) : 0.0f;

@@ -21,7 +21,8 @@ inline constexpr float kLargestHalf = 65504;
 __device__ __forceinline__ uint16_t FloatToHalfSaturated(float value) {
   if (value > kLargestHalf) return 0x7bff;
   if (value < -kLargestHalf) return 0xfbff;
-  if (value != value) return static_cast<uint16_t>((__float_as_uint(value) >> 16 & 0x8000u) | 0x7e00u);
+  if (value != value)
+    return static_cast<uint16_t>((__float_as_uint(value) >> 16 & 0x8000u) | 0x7e00u);
   return FloatToHalf(value);
 }
 

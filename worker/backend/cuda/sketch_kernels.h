@@ -51,10 +51,10 @@ struct MomentsWorks {
 
 // Moments of every KV head's keys so far, and those of the pages of one launch.
 struct MomentsState {
-  double* mean;      // [num_kv_heads][head_dim]
-  double* squares;   // [num_kv_heads][head_dim] of the deviations from the mean
-  double* count;     // [num_kv_heads]
-  float* of_pages;   // [kMomentsWorks][2][head_dim]: means, squares of deviations
+  double* mean;     // [num_kv_heads][head_dim]
+  double* squares;  // [num_kv_heads][head_dim] of the deviations from the mean
+  double* count;    // [num_kv_heads]
+  float* of_pages;  // [kMomentsWorks][2][head_dim]: means, squares of deviations
 };
 int64_t MomentsStateBytes(int num_kv_heads, int head_dim);
 MomentsState CutMomentsState(unsigned char* memory, int num_kv_heads, int head_dim);

@@ -21,8 +21,7 @@ inline double MmaElement(uint32_t word, int half) {
 // mma.m16n8k16 of bf16 with fp32 accumulators. Here the products are added exactly and
 // rounded once; a device truncates.
 inline void MultiplyAdd(const uint32_t (&a)[4], uint32_t b0, uint32_t b1, float (&c)[4]) {
-  const Gathered<MmaOperands> lanes =
-      GatherLanes(MmaOperands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const Gathered<MmaOperands> lanes = GatherLanes(MmaOperands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
   const int group = running.lane / 4;
   const int member = running.lane % 4;
   double sums[4] = {c[0], c[1], c[2], c[3]};
