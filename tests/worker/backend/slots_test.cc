@@ -1,5 +1,7 @@
 // Operations that move KV between slots: Append, GatherSlots, ReleaseSlots.
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 
 #include "tests/worker/backend/backend_test_base.h"
 
@@ -166,6 +168,90 @@ TEST_P(BackendTest, GatherMovesTheKeptRowsAndFreesTheOtherSlots) {
         }
       }
     }
+  }
+}
+
+TEST_P(BackendTest, GatherWithinALayerEqualsAGatherIntoAnother) {
+  for (const int num_sets : {1, 2}) {
+    std::mt19937 rng(7 + num_sets);
+    const KvShape shape = Shape(2, 80, KvDtype::kBFloat16);
+    constexpr int64_t kSlots = 700;
+    constexpr int64_t kKept = 400;
+    const LayerImage prompt = DenseLayer(rng, shape, num_sets, kSlots);
+    std::vector<Position> kept;
+    for (int set = 0; set < num_sets; ++set) {
+      std::vector<Position> all(kSlots);
+      std::iota(all.begin(), all.end(), 0);
+      std::sample(all.begin(), all.end(), std::back_inserter(kept), kKept, rng);
+    }
+    const DeviceLayer from(backend(), prompt);
+    const DeviceLayer to(backend(), prompt);
+    const DeviceLayer same(backend(), prompt);
+    Stream stream;
+    ASSERT_TRUE(
+        backend().GatherSlots(shape, from.view(), to.view(), kept, kKept, {}, 0, stream).ok());
+    ASSERT_TRUE(
+        backend().GatherSlots(shape, same.view(), same.view(), kept, kKept, {}, 0, stream).ok());
+    const LayerImage expected = to.Read();
+    const LayerImage actual = same.Read();
+    EXPECT_EQ(actual.positions, expected.positions);
+    for (int kv_head = 0; kv_head < 2; ++kv_head) {
+      for (int64_t slot = 0; slot < kKept; ++slot) {
+        ASSERT_EQ(StoredRow(actual.keys, shape, kSlots, kv_head, slot),
+                  StoredRow(expected.keys, shape, kSlots, kv_head, slot));
+        ASSERT_EQ(StoredRow(actual.values, shape, kSlots, kv_head, slot),
+                  StoredRow(expected.values, shape, kSlots, kv_head, slot));
+      }
+    }
+  }
+}
+
+TEST_P(BackendTest, ListsOfAnyLengthAreAppendedGatheredAndReleased) {
+  std::mt19937 rng(9);
+  const KvShape shape = Shape(1, 8, KvDtype::kBFloat16);
+  constexpr int64_t kTokens = 150000;
+  const DeviceLayer layer(backend(), EmptyLayer(shape, 1, kTokens));
+  const AppendedTokens tokens(rng, shape, kTokens);
+  std::vector<int32_t> slots(kTokens);
+  std::iota(slots.begin(), slots.end(), 0);
+  std::shuffle(slots.begin(), slots.end(), rng);
+  const AppendItem item{.layer = layer.view(),
+                        .first_token = 0,
+                        .num_tokens = kTokens,
+                        .first_position = 0,
+                        .slots = slots};
+  const DeviceBuffer keys = Upload(backend(), tokens.keys);
+  const DeviceBuffer values = Upload(backend(), tokens.values);
+  RegisteredMemory host(backend(), kTokens * shape.row_bytes());
+  std::vector<HostRow> rows(kTokens);
+  for (int64_t i = 0; i < kTokens; ++i) rows[i].row = host.data() + i * shape.row_bytes();
+  Stream stream;
+  ASSERT_TRUE(backend()
+                  .Append(shape,
+                          {.items = {&item, 1},
+                           .keys = keys.As<float>(),
+                           .values = values.As<float>(),
+                           .host_rows = rows},
+                          stream)
+                  .ok());
+  // By position again.
+  const DeviceLayer gathered(backend(), EmptyLayer(shape, 1, kTokens));
+  ASSERT_TRUE(backend()
+                  .GatherSlots(shape, layer.view(), gathered.view(), slots, kTokens, {}, 0, stream)
+                  .ok());
+  std::vector<int32_t> odd;
+  for (int32_t slot = 1; slot < kTokens; slot += 2) odd.push_back(slot);
+  ASSERT_TRUE(backend().ReleaseSlots(shape, gathered.view(), 0, odd, stream).ok());
+  const LayerImage read = gathered.Read();
+  EXPECT_EQ(read.keys, Stored(tokens.keys, shape.dtype));
+  EXPECT_EQ(read.values, Stored(tokens.values, shape.dtype));
+  for (int64_t token : {int64_t{0}, int64_t{77777}, kTokens - 1}) {
+    const auto stored = RowOfToken(tokens.keys, shape, token, 0);
+    const std::byte* row = host.data() + token * shape.row_bytes();
+    EXPECT_EQ(std::vector<std::byte>(row, row + stored.size()), stored) << "token " << token;
+  }
+  for (int64_t slot = 0; slot < kTokens; ++slot) {
+    ASSERT_EQ(read.positions[slot], slot % 2 == 1 ? kNoPosition : slots[slot]);
   }
 }
 
