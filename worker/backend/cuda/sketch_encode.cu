@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) EncodeKernel(EncodeWorks works, int 
   for (int i = thread; i < geometry.channels; i += kThreads) {
     scales.chosen[i] = Load(works.channels + int64_t{work.kv_head} * geometry.channels + i);
   }
-  const int scale_bytes = geometry.channels * 12 + 15 & ~15;
+  const int scale_bytes = (geometry.channels * 12 + 15) & ~15;
   const PageKeys<T> keys =
       StageKeys<T>(work.rows, work.count, num_staged, geometry.head_dim, shared + scale_bytes);
   if (thread < geometry.head_dim) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) EncodeKernel(EncodeWorks works, int 
 
 cudaError_t LaunchEncode(const EncodeWorks& works, int num_works, cudaStream_t stream) {
   const StagedRows staged = StagedRowsOf(works.geometry);
-  const size_t shared = (works.geometry.channels * 12 + 15 & ~15) + staged.bytes;
+  const size_t shared = ((works.geometry.channels * 12 + 15) & ~15) + staged.bytes;
   const dim3 grid(num_works);
   return WithKvElement(works.geometry.dtype, [&]<typename T>(std::type_identity<T>) {
     return Launch(EncodeKernel<T>, grid, dim3(kThreads), shared, stream, works, staged.rows);
