@@ -47,7 +47,7 @@ absl::StatusOr<std::shared_ptr<SlabView>> RegisterSlab(std::unique_ptr<SlabView>
                                                        Backend* backend) {
   HW_ASSIGN_OR_RETURN(auto registration, HostRegistration::Create(slab->memory(), backend));
   // The deleter owns the registration and ends it while the slab is still mapped.
-  const std::shared_ptr<HostRegistration> shared = std::move(registration);
+  std::shared_ptr<HostRegistration> shared = std::move(registration);
   return std::shared_ptr<SlabView>(slab.release(), [shared](SlabView* view) mutable {
     shared.reset();
     delete view;

@@ -143,7 +143,9 @@ std::string ConfigDigest(const v1::WorkerConfig& config) {
       "version ", kVersion, "; size ", config.size(), "; kv_dtype ", config.kv_dtype(),
       "; page_tokens ", config.page_tokens(), "; device_memory_bytes ",
       config.device_memory_bytes(), "; prompt_chunk_tokens ", config.prompt_chunk_tokens(),
-      "; backend ", config.backend(), "; on_host_full ", config.on_host_full(), "; cache ",
+      "; backend ", config.backend(), "; communicator ", config.communicator(),
+      "; allow_shared_device ", config.allow_shared_device() ? "yes" : "no", "; weights_dtype ",
+      config.weights_dtype(), "; on_host_full ", config.on_host_full(), "; cache ",
       config.cache_address().empty() ? "no" : "yes");
   return absl::StrCat(absl::Hex(Crc32c(std::as_bytes(std::span(text))), absl::kZeroPad8), " ",
                       text);
