@@ -51,6 +51,25 @@ absl::StatusOr<PageGeometry> GeometryOf(const v1::Fingerprint& fingerprint) {
   return geometry;
 }
 
+FingerprintId FingerprintIdOf(const v1::Fingerprint& fingerprint) {
+  const google::protobuf::Descriptor& type = *v1::Fingerprint::descriptor();
+  const google::protobuf::Reflection& reflection = *fingerprint.GetReflection();
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  const auto add = [&hash](const std::string& text) {
+    for (const char byte : text) {
+      hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3;
+    }
+  };
+  for (int i = 0; i < type.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *type.field(i);
+    const bool is_text = field.type() == google::protobuf::FieldDescriptor::TYPE_STRING;
+    const std::string value = is_text ? reflection.GetString(fingerprint, &field)
+                                      : absl::StrCat(reflection.GetInt32(fingerprint, &field));
+    add(absl::StrCat(field.number(), ":", value.size(), ":", value));
+  }
+  return hash;
+}
+
 absl::Status CompareFingerprints(const v1::Fingerprint& a, const std::string& left,
                                  const v1::Fingerprint& b, const std::string& right) {
   const google::protobuf::Descriptor& type = *v1::Fingerprint::descriptor();

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cache_service/base/ids.h"
 #include "cache_service/tier/page_geometry.h"
 #include "heavywater/v1/common.pb.h"
 
@@ -15,6 +16,9 @@ inline constexpr int kPageFormatVersion = 1;
 
 // INVALID_ARGUMENT naming the field.
 absl::StatusOr<PageGeometry> GeometryOf(const v1::Fingerprint& fingerprint);
+
+// Its short name: equal for equal fields, in every process.
+FingerprintId FingerprintIdOf(const v1::Fingerprint& fingerprint);
 
 // FAILED_PRECONDITION naming the first field that differs and both values, which
 // are called `left` and `right` in the message ("rank 1 has", "the sequence has").

@@ -13,7 +13,7 @@ std::vector<SequenceRegistry::Finished> SequenceRegistry::FinishedSequences() {
   std::vector<Finished> finished;
   for (const auto& [id, record] : records_) {
     if (!record.plans.all_finished()) continue;
-    finished.push_back({record.last_use, id, store_.SequenceBytes(id)});
+    finished.push_back({record.last_use, id, store_.SequenceBytes(id), store_.HostBytes(id)});
   }
   std::sort(finished.begin(), finished.end(), [](const Finished& a, const Finished& b) {
     return std::tie(a.last_use, a.id) < std::tie(b.last_use, b.id);
@@ -34,9 +34,9 @@ void SequenceRegistry::Reclaim(SequenceId id) {
 absl::Status SequenceRegistry::NameHolders(const absl::Status& full,
                                            const std::vector<Finished>& finished) {
   int64_t finished_bytes = 0;
-  for (const Finished& one : finished) finished_bytes += one.bytes;
+  for (const Finished& one : finished) finished_bytes += one.host_bytes;
   int64_t all_bytes = 0;
-  for (const auto& [id, record] : records_) all_bytes += store_.SequenceBytes(id);
+  for (const auto& [id, record] : records_) all_bytes += store_.HostBytes(id);
   const std::string message =
       absl::StrCat(full.message(), "; ", records_.size() - finished.size(),
                    " sequences that are being written hold ", all_bytes - finished_bytes,
@@ -47,15 +47,16 @@ absl::Status SequenceRegistry::NameHolders(const absl::Status& full,
                               : absl::ResourceExhaustedError(message);
 }
 
-absl::Status SequenceRegistry::MakeRoomLocked(const absl::Status& full) {
+absl::Status SequenceRegistry::EndFinished(const absl::Status& full) {
   if (!absl::IsResourceExhausted(full)) return full;
   const std::vector<Finished> finished = FinishedSequences();
   int64_t held = 0;
-  for (const Finished& one : finished) held += one.bytes;
+  for (const Finished& one : finished) held += one.host_bytes;
   const auto shortage = ShortageOf(full);
   // Without figures (no place in one piece) one after the other.
   int64_t missing = shortage.has_value() ? shortage->need - shortage->available : 1;
-  // Nothing is ended for what does not fit even so.
+  // Nothing is ended for what does not fit even so. What is ended in a lower tier makes
+  // room there, to which pages of the host then move.
   if (held < missing) return NameHolders(full, finished);
   for (const Finished& one : finished) {
     if (missing <= 0) break;
@@ -66,8 +67,9 @@ absl::Status SequenceRegistry::MakeRoomLocked(const absl::Status& full) {
 }
 
 absl::Status SequenceRegistry::MakeRoom(const absl::Status& full) {
+  if (store_.MakeRoom(full).ok()) return absl::OkStatus();
   MutexLock lock(&mutex_);
-  return MakeRoomLocked(full);
+  return EndFinished(full);
 }
 
 void SequenceRegistry::BoundCount() {

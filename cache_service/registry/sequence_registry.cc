@@ -66,21 +66,32 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Open(
     const v1::OpenSequenceRequest& request, int num_ranks) {
   HW_RETURN_IF_ERROR(CheckOpen(request));
   HW_ASSIGN_OR_RETURN(const PageGeometry geometry, GeometryOf(request.fingerprint()));
-  MutexLock lock(&mutex_);
+  while (true) {
+    absl::Status store_full;
+    {
+      MutexLock lock(&mutex_);
+      auto opened = TryOpen(request, num_ranks, geometry, &store_full);
+      if (store_full.ok()) return opened;
+    }
+    // Waits for the tiers below, so not under the lock.
+    HW_RETURN_IF_ERROR(MakeRoom(store_full));
+  }
+}
+
+absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
+    const v1::OpenSequenceRequest& request, int num_ranks, const PageGeometry& geometry,
+    absl::Status* store_full) {
   const auto first = first_answers_.find(request.request_id());
   if (first != first_answers_.end()) return Replay(request, first->second);
   HW_RETURN_IF_ERROR(CheckCount());
   const SequenceId id = next_id_;
-  const SequenceSpec spec = {.sequence = id,
-                             .geometry = geometry,
-                             .num_ranks = num_ranks,
-                             .max_tokens = request.max_tokens(),
-                             .prompt_tokens = request.prompt_tokens()};
-  absl::Status opened = store_.Open(spec);
-  while (absl::IsResourceExhausted(opened)) {
-    HW_RETURN_IF_ERROR(MakeRoomLocked(opened));
-    opened = store_.Open(spec);
-  }
+  const absl::Status opened = store_.Open({.sequence = id,
+                                           .fingerprint = FingerprintIdOf(request.fingerprint()),
+                                           .geometry = geometry,
+                                           .num_ranks = num_ranks,
+                                           .max_tokens = request.max_tokens(),
+                                           .prompt_tokens = request.prompt_tokens()});
+  if (absl::IsResourceExhausted(opened)) *store_full = opened;
   HW_RETURN_IF_ERROR(opened);
   BoundCount();
   ++next_id_;
@@ -144,7 +155,7 @@ v1::Sequence SequenceRegistry::Describe(SequenceId id, Record& record) {
     sequence.set_committed_plan(plan->number);
     sequence.set_committed_tokens(plan->tokens_seen);
   }
-  sequence.set_host_bytes(store_.SequenceBytes(id));
+  sequence.set_host_bytes(store_.HostBytes(id));
   sequence.set_lease_remaining_ms(
       std::max<int64_t>(0, absl::ToInt64Milliseconds(record.lease_end - clock_.Now())));
   sequence.set_finished(record.plans.all_finished());

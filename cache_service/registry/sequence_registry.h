@@ -65,9 +65,10 @@ class SequenceRegistry {
   // Somebody reads it: it is ended later than others when room is needed.
   void NoteUse(SequenceId id);
 
-  // `full`: how the store refused something (RESOURCE_EXHAUSTED). Ends finished
-  // sequences, the longest unused first, as far as that helps; OK when it is worth
-  // another try. Otherwise nothing is ended, and the result is `full` with what
+  // `full`: how the store refused something (RESOURCE_EXHAUSTED). Moves pages of
+  // finished sequences to the tiers below; where those have no room either, ends
+  // finished sequences, the longest unused first, as far as that helps. OK when it is
+  // worth another try. Otherwise nothing is ended, and the result is `full` with what
   // holds the room.
   absl::Status MakeRoom(const absl::Status& full);
 
@@ -114,13 +115,19 @@ class SequenceRegistry {
   struct Finished {
     absl::Time last_use;
     SequenceId id = 0;
-    int64_t bytes = 0;
+    int64_t bytes = 0;  // in all tiers
+    int64_t host_bytes = 0;
   };
 
   // The longest unused first.
   std::vector<Finished> FinishedSequences() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reclaim(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status MakeRoomLocked(const absl::Status& full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status EndFinished(const absl::Status& full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Open() as far as it goes without more room in the store, which is `store_full` then.
+  absl::StatusOr<v1::OpenSequenceResponse> TryOpen(const v1::OpenSequenceRequest& request,
+                                                   int num_ranks, const PageGeometry& geometry,
+                                                   absl::Status* store_full)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `full` and who holds the room.
   absl::Status NameHolders(const absl::Status& full, const std::vector<Finished>& finished)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -7,13 +7,9 @@
 
 namespace heavywater {
 
-v1::StatsResponse CollectStats(Registry& registry, const PageStore& store) {
-  v1::StatsResponse response;
-  response.set_version(kVersion);
-  response.set_sequences(registry.sequences().num_sequences());
-  response.set_groups(registry.groups().num_groups());
-  response.set_ranks(registry.groups().num_ranks());
-  const PageStoreStats stats = store.Stats();
+namespace {
+
+void AddHost(const PageStoreStats& stats, v1::StatsResponse& response) {
   v1::TierStats& host = *response.add_tiers();
   host.set_tier("host");
   host.set_total_bytes(stats.total_bytes);
@@ -21,6 +17,40 @@ v1::StatsResponse CollectStats(Registry& registry, const PageStore& store) {
   host.set_free_bytes(stats.free_bytes);
   host.set_pages(stats.pages);
   host.set_reservations_refused(stats.reservations_refused);
+  host.set_hits(stats.host_hits());
+  host.set_moved_down(stats.moved_down);
+  host.set_failures_corrupt(stats.checksum_failures);
+}
+
+void AddBelow(const TierStats& stats, v1::StatsResponse& response) {
+  v1::TierStats& tier = *response.add_tiers();
+  tier.set_tier(stats.tier);
+  tier.set_total_bytes(stats.total_bytes);
+  tier.set_used_bytes(stats.used_bytes);
+  tier.set_free_bytes(stats.free_bytes);
+  tier.set_pages(stats.pages);
+  tier.set_hits(stats.hits);
+  tier.set_moved_in(stats.moved_in);
+  tier.set_moved_down(stats.moved_down);
+  tier.set_moved_up(stats.moved_up);
+  tier.set_failures_full(stats.failures.full);
+  tier.set_failures_unavailable(stats.failures.unavailable);
+  tier.set_failures_corrupt(stats.failures.corrupt);
+  tier.set_failures_missing(stats.failures.missing);
+  tier.set_failures_other(stats.failures.other);
+}
+
+}  // namespace
+
+v1::StatsResponse CollectStats(Registry& registry, const PageStore& store) {
+  v1::StatsResponse response;
+  response.set_version(kVersion);
+  response.set_sequences(registry.sequences().num_sequences());
+  response.set_groups(registry.groups().num_groups());
+  response.set_ranks(registry.groups().num_ranks());
+  const PageStoreStats stats = store.Stats();
+  AddHost(stats, response);
+  for (const TierStats& tier : stats.below) AddBelow(tier, response);
   return response;
 }
 

@@ -18,8 +18,33 @@ v1::CacheConfig DefaultCacheConfig() {
   config.set_max_groups(64);
   config.set_drain_ms(5'000);
   config.set_log_level("info");
+  config.set_disk_bytes(int64_t{16} << 30);
+  config.set_redis_bytes(int64_t{16} << 30);
+  config.set_redis_timeout_ms(1'000);
+  config.set_redis_ttl_ms(kMaxLeaseMs);
+  config.set_tier_high_percent(90);
+  config.set_tier_low_percent(75);
   return config;
 }
+
+namespace {
+
+absl::Status ValidateTiers(const v1::CacheConfig& config) {
+  constexpr int64_t kMinTierBytes = 1 << 20;
+  constexpr int64_t kMaxTierBytes = int64_t{1} << 50;
+  constexpr size_t kMaxPathBytes = 4096;
+  HW_RETURN_IF_ERROR(CheckText("disk_path", config.disk_path(), 0, kMaxPathBytes));
+  HW_RETURN_IF_ERROR(CheckInt("disk_bytes", config.disk_bytes(), kMinTierBytes, kMaxTierBytes));
+  HW_RETURN_IF_ERROR(CheckText("redis_address", config.redis_address(), 0, kMaxNameBytes));
+  HW_RETURN_IF_ERROR(CheckInt("redis_bytes", config.redis_bytes(), kMinTierBytes, kMaxTierBytes));
+  HW_RETURN_IF_ERROR(CheckInt("redis_timeout_ms", config.redis_timeout_ms(), 1, 60'000));
+  HW_RETURN_IF_ERROR(
+      CheckInt("redis_ttl_ms", config.redis_ttl_ms(), 1'000, int64_t{30} * 24 * 3'600'000));
+  HW_RETURN_IF_ERROR(CheckInt("tier_high_percent", config.tier_high_percent(), 2, 100));
+  return CheckInt("tier_low_percent", config.tier_low_percent(), 1, config.tier_high_percent() - 1);
+}
+
+}  // namespace
 
 absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
   constexpr int64_t kMaxHostBytes = int64_t{1} << 46;
@@ -28,6 +53,7 @@ absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
   HW_RETURN_IF_ERROR(CheckInt("sequence_lease_ms", config.sequence_lease_ms(), 1, kMaxLeaseMs));
   HW_RETURN_IF_ERROR(CheckInt("rank_lease_ms", config.rank_lease_ms(), 1, kMaxLeaseMs));
   HW_RETURN_IF_ERROR(CheckInt("max_sequences", config.max_sequences(), 1, 10'000'000));
+  HW_RETURN_IF_ERROR(ValidateTiers(config));
   HW_RETURN_IF_ERROR(CheckInt("max_groups", config.max_groups(), 1, 100'000));
   return CheckInt("drain_ms", config.drain_ms(), 0, 3'600'000);
 }

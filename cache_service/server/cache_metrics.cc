@@ -43,17 +43,64 @@ MetricFamily Counter(const char* name, const char* help, int64_t value) {
   return family;
 }
 
+using Labels = std::vector<prometheus::ClientMetric::Label>;
+
 MetricFamily TierBytes(const PageStoreStats& stats) {
   MetricFamily family = Family(MetricType::Gauge, "heavywater_tier_bytes",
                                "Bytes of a tier: free + used = total; promised is part of free, "
                                "retiring part of used");
-  const std::pair<const char*, int64_t> states[] = {{"total", stats.total_bytes},
-                                                    {"used", stats.used_bytes},
-                                                    {"free", stats.free_bytes},
-                                                    {"promised", stats.promised_bytes},
-                                                    {"retiring", stats.retiring_bytes}};
-  for (const auto& [state, bytes] : states) {
-    Add(family, static_cast<double>(bytes), {{"tier", "host"}, {"state", state}});
+  const auto add = [&family](const std::string& tier, const char* state, int64_t bytes) {
+    Add(family, static_cast<double>(bytes), {{"tier", tier}, {"state", state}});
+  };
+  add("host", "total", stats.total_bytes);
+  add("host", "used", stats.used_bytes);
+  add("host", "free", stats.free_bytes);
+  add("host", "promised", stats.promised_bytes);
+  add("host", "retiring", stats.retiring_bytes);
+  for (const TierStats& tier : stats.below) {
+    add(tier.tier, "total", tier.total_bytes);
+    add(tier.tier, "used", tier.used_bytes);
+    add(tier.tier, "free", tier.free_bytes);
+  }
+  return family;
+}
+
+// One figure of each tier; `host` first.
+MetricFamily PerTier(MetricType type, const char* name, const char* help,
+                     const PageStoreStats& stats, int64_t host, int64_t TierStats::*figure) {
+  MetricFamily family = Family(type, name, help);
+  Add(family, static_cast<double>(host), {{"tier", "host"}});
+  for (const TierStats& tier : stats.below) {
+    Add(family, static_cast<double>(tier.*figure), {{"tier", tier.tier}});
+  }
+  return family;
+}
+
+MetricFamily TierMoves(const PageStoreStats& stats) {
+  MetricFamily family = Family(MetricType::Counter, "heavywater_tier_moves_total",
+                               "Pages that left a tier: down to the next, or up to the host");
+  Add(family, static_cast<double>(stats.moved_down), {{"tier", "host"}, {"direction", "down"}});
+  for (const TierStats& tier : stats.below) {
+    Add(family, static_cast<double>(tier.moved_down), {{"tier", tier.tier}, {"direction", "down"}});
+    Add(family, static_cast<double>(tier.moved_up), {{"tier", tier.tier}, {"direction", "up"}});
+  }
+  return family;
+}
+
+MetricFamily TierFailures(const PageStoreStats& stats) {
+  MetricFamily family =
+      Family(MetricType::Counter, "heavywater_tier_failures_total",
+             "Pages that could not be stored, read or erased in a tier below the host's");
+  for (const TierStats& tier : stats.below) {
+    const TierStats::Failures& failures = tier.failures;
+    const std::pair<const char*, int64_t> reasons[] = {{"full", failures.full},
+                                                       {"unavailable", failures.unavailable},
+                                                       {"corrupt", failures.corrupt},
+                                                       {"missing", failures.missing},
+                                                       {"other", failures.other}};
+    for (const auto& [reason, count] : reasons) {
+      Add(family, static_cast<double>(count), {{"tier", tier.tier}, {"reason", reason}});
+    }
   }
   return family;
 }
@@ -69,7 +116,12 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
       Gauge("heavywater_groups", "Worker groups", groups.num_groups()),
       Gauge("heavywater_ranks", "Ranks that are members of a group", groups.num_ranks()),
       TierBytes(stats),
-      Gauge("heavywater_tier_pages", "Pages reserved in the host tier", stats.pages),
+      PerTier(MetricType::Gauge, "heavywater_tier_pages",
+              "Pages of a tier; of the host's: reserved", stats, stats.pages, &TierStats::pages),
+      PerTier(MetricType::Counter, "heavywater_tier_hits_total", "Reads that a tier answered",
+              stats, stats.host_hits(), &TierStats::hits),
+      TierMoves(stats),
+      TierFailures(stats),
       Counter("heavywater_reservations_refused_total",
               "Reservations and admissions that found no room, also where ending finished "
               "sequences then made some",

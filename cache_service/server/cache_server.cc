@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cache_service/base/executor.h"
 #include "cache_service/base/status.h"
 #include "cache_service/base/version.h"
 #include "cache_service/registry/registry.h"
@@ -18,17 +20,22 @@
 #include "cache_service/server/cache_metrics.h"
 #include "cache_service/server/drain_gate.h"
 #include "cache_service/server/group_service.h"
+#include "cache_service/server/lower_tiers.h"
 #include "cache_service/server/page_handlers.h"
 #include "cache_service/server/page_store_service.h"
 #include "cache_service/server/sequence_service.h"
 #include "cache_service/tier/host_page_store.h"
+#include "cache_service/tier/ordered_page_store.h"
 #include "cache_service/tier/slab.h"
 #include "cache_service/tier/stale_slabs.h"
+#include "cache_service/tier/tier_mover.h"
 
 namespace heavywater {
 namespace {
 
 constexpr char kSlabPrefix[] = "heavywater-slab-";
+// For one tier below the host's: each holds a chunk of memory.
+constexpr size_t kMaxReadsWaiting = 256;
 
 RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time now) {
   RegistryOptions options;
@@ -64,17 +71,35 @@ absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(const v1::CacheConfig& config) {
 
 // In the order of dependence: what comes later uses what comes before.
 struct CacheServer::Parts {
-  Parts(const v1::CacheConfig& config, std::unique_ptr<Slab> slab, Clock& clock)
-      : store(std::move(slab)),
+  Parts(const v1::CacheConfig& config, std::unique_ptr<Slab> slab,
+        std::vector<std::unique_ptr<LowerTier>> below, Clock& clock)
+      : tier_threads(below.size()),
+        store(
+            std::make_unique<HostPageStore>(std::move(slab)), std::move(below),
+            {.high_percent = config.tier_high_percent(), .low_percent = config.tier_low_percent()},
+            clock),
+        mover(store.has_lower_tiers() ? std::make_unique<TierMover>(store) : nullptr),
         registry(MakeRegistryOptions(config, clock.Now()), store, clock),
-        page_handlers(registry, store, !config.disable_slab()),
+        page_handlers(registry, store, config.disable_slab() ? nullptr : &store.slab(),
+                      StartTierThreads()),
         groups(registry, gate),
         sequences(registry, gate),
         pages(page_handlers, gate),
         admin(registry, store, clock, ConfigToYaml(config)),
         metrics(std::make_shared<CacheMetrics>(registry, store)) {}
 
-  HostPageStore store;
+  std::vector<Executor*> StartTierThreads() {
+    std::vector<Executor*> threads;
+    for (std::unique_ptr<ThreadExecutor>& thread : tier_threads) {
+      thread = std::make_unique<ThreadExecutor>(kMaxReadsWaiting);
+      threads.push_back(thread.get());
+    }
+    return threads;
+  }
+
+  std::vector<std::unique_ptr<ThreadExecutor>> tier_threads;  // of reads, one for each tier below
+  OrderedPageStore store;
+  std::unique_ptr<TierMover> mover;
   Registry registry;
   DrainGate gate;
   PageHandlers page_handlers;
@@ -93,7 +118,8 @@ absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheC
   HW_RETURN_IF_ERROR(ValidateCacheConfig(config));
   HW_ASSIGN_OR_RETURN(auto slab, MakeSlab(config));
   const std::string slab_name = slab->name();
-  auto parts = std::make_unique<Parts>(config, std::move(slab), clock);
+  HW_ASSIGN_OR_RETURN(auto below, OpenLowerTiers(config, clock));
+  auto parts = std::make_unique<Parts>(config, std::move(slab), std::move(below), clock);
   ServerRuntimeOptions options;
   options.listen_address = config.listen_address();
   options.metrics_address = config.metrics_address();
@@ -108,7 +134,9 @@ absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheC
   LogInfo("serving", {{"version", kVersion},
                       {"address", parts->runtime->address()},
                       {"host_bytes", config.host_bytes()},
-                      {"slab", slab_name}});
+                      {"slab", slab_name},
+                      {"disk_path", config.disk_path()},
+                      {"redis_address", config.redis_address()}});
   return std::unique_ptr<CacheServer>(new CacheServer(std::move(parts)));
 }
 

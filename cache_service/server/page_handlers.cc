@@ -29,11 +29,11 @@ absl::StatusOr<v1::AttachResponse> PageHandlers::Attach(const v1::AttachRequest&
       registry_.groups().CheckRank(request.group(), request.rank(), request.epoch()));
   v1::AttachResponse response;
   response.set_format_version(kSlabFormatVersion);
-  if (!offer_slab_) return response;
+  if (slab_ == nullptr) return response;
   HW_RETURN_IF_ERROR(registry_.AttachDirect(request.group(), request.rank(), request.epoch()));
-  response.set_slab_name(store_.slab().name());
-  response.set_slab_bytes(store_.slab().object_bytes());
-  response.set_slab_nonce(store_.slab().nonce());
+  response.set_slab_name(slab_->name());
+  response.set_slab_bytes(slab_->object_bytes());
+  response.set_slab_nonce(slab_->nonce());
   return response;
 }
 
@@ -110,6 +110,22 @@ absl::Status PageHandlers::StartRead(const v1::ReadRequest& request) {
   if (!request.has_fingerprint()) return absl::OkStatus();
   return CompareFingerprints(request.fingerprint(), "the request has", owner.fingerprint,
                              "the sequence has");
+}
+
+absl::Status PageHandlers::RunForChunk(const v1::ReadRequest& request, int64_t done,
+                                       std::function<void()> work) {
+  const int tier = store_.TierOf({.sequence = request.sequence_id(),
+                                  .layer = request.layer(),
+                                  .kv_head = request.kv_head(),
+                                  .first_position = request.first_position() + done});
+  if (tier == kHostTier || tier > static_cast<int>(tier_threads_.size())) {
+    work();
+    return absl::OkStatus();
+  }
+  const absl::Status queued = tier_threads_[tier - 1]->Schedule(std::move(work));
+  if (queued.ok()) return queued;
+  return absl::UnavailableError(
+      absl::StrCat("tier ", tier, " below host memory: ", queued.message()));
 }
 
 absl::StatusOr<int64_t> PageHandlers::NextChunk(const v1::ReadRequest& request, int64_t done,

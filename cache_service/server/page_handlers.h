@@ -2,11 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cache_service/base/executor.h"
 #include "cache_service/registry/registry.h"
-#include "cache_service/tier/host_page_store.h"
+#include "cache_service/tier/page_store.h"
+#include "cache_service/tier/slab.h"
 #include "heavywater/v1/page_store.pb.h"
 
 namespace heavywater {
@@ -17,9 +22,11 @@ inline constexpr int64_t kMaxChunkBytes = 1 << 20;
 // Thread safe. Messages name field, got and wanted; what fails changes nothing.
 class PageHandlers {
  public:
-  // Both must outlive it. `offer_slab` false: ranks are told to stream.
-  PageHandlers(Registry& registry, HostPageStore& store, bool offer_slab)
-      : registry_(registry), store_(store), offer_slab_(offer_slab) {}
+  // All must outlive it. `slab`: what ranks are told to map; null: they stream.
+  // `tier_threads`: one for each tier below the host's, in their order.
+  PageHandlers(Registry& registry, PageStore& store, const Slab* slab,
+               std::vector<Executor*> tier_threads = {})
+      : registry_(registry), store_(store), slab_(slab), tier_threads_(std::move(tier_threads)) {}
 
   absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request);
   absl::StatusOr<v1::ReserveResponse> Reserve(const v1::ReserveRequest& request);
@@ -30,6 +37,11 @@ class PageHandlers {
 
   // Checks a Read before its first chunk.
   absl::Status StartRead(const v1::ReadRequest& request);
+  // Runs `work`, which calls NextChunk(): at once where the rows lie in host memory,
+  // else on the thread of their tier, so that one that is slow or away holds up nobody
+  // else. UNAVAILABLE: too many wait for that tier; `work` is not run.
+  absl::Status RunForChunk(const v1::ReadRequest& request, int64_t done,
+                           std::function<void()> work);
   // The chunk after the first `done` positions; how many it holds. ABORTED when
   // the sequence ended between chunks.
   absl::StatusOr<int64_t> NextChunk(const v1::ReadRequest& request, int64_t done,
@@ -37,8 +49,9 @@ class PageHandlers {
 
  private:
   Registry& registry_;
-  HostPageStore& store_;
-  const bool offer_slab_;
+  PageStore& store_;
+  const Slab* const slab_;
+  const std::vector<Executor*> tier_threads_;
 };
 
 }  // namespace heavywater

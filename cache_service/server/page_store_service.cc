@@ -65,7 +65,14 @@ class ReadStream final : public grpc::ServerWriteReactor<v1::ReadResponse> {
   void OnDone() override { delete this; }
 
  private:
+  // The stream lives until Finish(), so that work which waits for a tier finds it.
   void WriteNext() {
+    const absl::Status started =
+        handlers_.RunForChunk(request_, done_, [this] { WriteNextChunk(); });
+    if (!started.ok()) Finish(ToGrpcStatus(started));
+  }
+
+  void WriteNextChunk() {
     const absl::StatusOr<int64_t> rows = handlers_.NextChunk(request_, done_, &chunk_);
     if (!rows.ok()) {
       if (absl::IsDataLoss(rows.status())) {

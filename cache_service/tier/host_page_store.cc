@@ -94,6 +94,7 @@ absl::Status HostPageStore::Open(const SequenceSpec& spec) {
   HW_ASSIGN_OR_RETURN(const std::vector<int64_t> watermarks, Allocate(1, watermarks_bytes, 0));
   auto entry = std::make_shared<Entry>(spec, watermarks[0], *slab_);
   Promise(*entry, prompt_bytes);
+  entry->last_use = ++use_count_;
   sequences_.emplace(spec.sequence, std::move(entry));
   return absl::OkStatus();
 }
@@ -187,20 +188,30 @@ int64_t HostPageStore::FreePages(Entry& entry, std::span<const int64_t> offsets)
 }
 
 absl::Status HostPageStore::Read(const RowRange& rows, std::span<std::byte> bytes) {
+  HW_ASSIGN_OR_RETURN(const std::optional<PagePlace> elsewhere, ReadOrLocate(rows, bytes));
+  if (!elsewhere.has_value()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(Describe(elsewhere->key), " is not in host memory"));
+}
+
+absl::StatusOr<std::optional<PagePlace>> HostPageStore::ReadOrLocate(const RowRange& rows,
+                                                                     std::span<std::byte> bytes) {
   HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(rows.sequence));
-  absl::Status status;
+  absl::StatusOr<std::optional<PagePlace>> elsewhere;
   {
     MutexLock entry_lock(&entry->mutex);
     if (entry->released) return Unknown(rows.sequence);
-    status = entry->pages.Read(rows, bytes);
+    elsewhere = entry->pages.Read(rows, bytes);
   }
   MutexLock lock(&mutex_);
-  if (status.ok()) {
-    ++counters_.reads;
-    counters_.bytes_read += static_cast<int64_t>(bytes.size());
+  if (elsewhere.ok()) {
+    entry->last_use = ++use_count_;
+    if (!elsewhere->has_value()) {
+      ++counters_.reads;
+      counters_.bytes_read += static_cast<int64_t>(bytes.size());
+    }
   }
-  if (absl::IsDataLoss(status)) ++counters_.checksum_failures;
-  return status;
+  if (absl::IsDataLoss(elsewhere.status())) ++counters_.checksum_failures;
+  return elsewhere;
 }
 
 absl::Status HostPageStore::Release(SequenceId sequence) {
@@ -214,8 +225,9 @@ absl::Status HostPageStore::Release(SequenceId sequence) {
     sequences_.erase(sequence);
     if (entry->pages.has_writers()) {
       const SequenceSpec& spec = entry->pages.spec();
-      entry->retiring_bytes = entry->pages.num_pages() * Slab::RoundUp(spec.geometry.page_bytes()) +
-                              Slab::RoundUp(SequencePages::WatermarksBytes(spec.num_ranks));
+      entry->retiring_bytes =
+          entry->pages.num_host_pages() * Slab::RoundUp(spec.geometry.page_bytes()) +
+          Slab::RoundUp(SequencePages::WatermarksBytes(spec.num_ranks));
       retiring_.emplace(sequence, entry);
       return absl::OkStatus();
     }
@@ -264,6 +276,14 @@ bool HostPageStore::IsWriter(SequenceId sequence, int rank) const {
   if (!entry.ok()) return false;
   MutexLock entry_lock(&(*entry)->mutex);
   return !(*entry)->released && (*entry)->pages.IsWriter(rank);
+}
+
+int64_t HostPageStore::HostBytes(SequenceId sequence) const {
+  const auto entry = Find(sequence);
+  if (!entry.ok()) return 0;
+  MutexLock entry_lock(&(*entry)->mutex);
+  const SequencePages& pages = (*entry)->pages;
+  return pages.num_host_pages() * Slab::RoundUp(pages.spec().geometry.page_bytes());
 }
 
 int64_t HostPageStore::SequenceBytes(SequenceId sequence) const {

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "cache_service/base/mutex.h"
+#include "cache_service/tier/page_place.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/sequence_pages.h"
 #include "cache_service/tier/slab.h"
@@ -28,12 +30,40 @@ class HostPageStore final : public PageStore {
   absl::StatusOr<int64_t> Skip(SequenceId sequence, int rank, int64_t first_page,
                                int64_t num_pages) override;
   absl::Status Read(const RowRange& rows, std::span<std::byte> bytes) override;
+  int TierOf(const RowRange& rows) const override;
   absl::Status Release(SequenceId sequence) override;
   void StopWriter(SequenceId sequence, int rank) override;
   int64_t Watermark(SequenceId sequence, int rank) const override;
   bool IsWriter(SequenceId sequence, int rank) const override;
+  int64_t HostBytes(SequenceId sequence) const override;
   int64_t SequenceBytes(SequenceId sequence) const override;
+  // There is no tier below that this store knows how to reach.
+  absl::Status MakeRoom(const absl::Status& full) override { return full; }
   PageStoreStats Stats() const override;
+
+  // --- For the store of tiers below --- (host_page_store_tiers.cc)
+  // As Read(); the place of the page where it is not the slab.
+  absl::StatusOr<std::optional<PagePlace>> ReadOrLocate(const RowRange& rows,
+                                                        std::span<std::byte> bytes);
+  struct Moves {
+    std::vector<PagePlace> pages;  // of one sequence
+    int64_t freed_bytes = 0;       // of pages that nobody can read: given back at once
+  };
+  // Of the sequence that was unused longest, among those with pages that may leave
+  // the tier: `max_bytes` of them, or one page. Each is moving until Settle().
+  Moves BeginMoves(int from, int64_t max_bytes);
+  absl::Status CopyOut(const PagePlace& place, std::span<std::byte> bytes);
+  // The moving page has been copied to tier `to`: it lies there from now on, and its
+  // place in the slab, if it had one, is free.
+  Relocation Relocate(const PagePlace& place, int to);
+  void Settle(const PageKey& key);
+  // Its bytes are lost or damaged where it lies: it is not moved again.
+  void MarkStuck(const PageKey& key);
+  // Puts a page back into the slab, unless it would hold more than `max_used_bytes`
+  // then or the page has another place by now. It is moving until Settle().
+  bool Promote(const PagePlace& place, std::span<const std::byte> bytes, int64_t max_used_bytes);
+  // Used and promised: what is not there for anybody else.
+  int64_t TakenBytes() const;
 
   // What ranks need to map it; the name is empty when they cannot.
   const Slab& slab() const { return *slab_; }
@@ -49,6 +79,7 @@ class HostPageStore final : public PageStore {
     // Guarded by the store's mutex:
     int64_t promised_bytes = 0;  // of free room, for what the prompt still needs
     int64_t retiring_bytes = 0;  // of used room, while in retiring_
+    uint64_t last_use = 0;       // by use_count_
   };
   using EntryPtr = std::shared_ptr<Entry>;
 
@@ -64,6 +95,9 @@ class HostPageStore final : public PageStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   // Gives the memory of a released sequence back.
   void FreeAll(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  std::vector<EntryPtr> LongestUnusedFirst() const;
+  // A place for one page, unless the slab would hold more than that.
+  std::optional<int64_t> AllocateWithin(int64_t bytes, int64_t max_used_bytes);
 
   const std::unique_ptr<Slab> slab_;
   mutable Mutex mutex_;  // guards the slab's allocator, too
@@ -71,6 +105,7 @@ class HostPageStore final : public PageStore {
   // Released while a rank may still be writing into the pages.
   absl::flat_hash_map<SequenceId, EntryPtr> retiring_ ABSL_GUARDED_BY(mutex_);
   PageStoreStats counters_ ABSL_GUARDED_BY(mutex_);
+  uint64_t use_count_ ABSL_GUARDED_BY(mutex_) = 0;  // time, as far as coldness needs it
 };
 
 }  // namespace heavywater

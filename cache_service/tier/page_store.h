@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -13,12 +14,14 @@
 #include "cache_service/base/ids.h"
 #include "cache_service/tier/host_tier.h"
 #include "cache_service/tier/page_geometry.h"
+#include "cache_service/tier/page_place.h"
 
 namespace heavywater {
 
 // What a sequence may come to hold.
 struct SequenceSpec {
   SequenceId sequence = 0;
+  FingerprintId fingerprint = 0;
   PageGeometry geometry = {};
   int num_ranks = 1;          // that write to it, each with its own watermark
   int64_t max_tokens = 0;     // no position may be beyond
@@ -52,6 +55,27 @@ struct RowRange {
   int64_t num_positions = 0;
 };
 
+// Of one tier below host memory.
+struct TierStats {
+  std::string tier;         // "disk", "remote"
+  int64_t total_bytes = 0;  // free + used = total at all times
+  int64_t used_bytes = 0;
+  int64_t free_bytes = 0;
+  int64_t pages = 0;
+  int64_t hits = 0;        // reads that it answered
+  int64_t moved_in = 0;    // pages that came down into it
+  int64_t moved_down = 0;  // to the next tier
+  int64_t moved_up = 0;    // back to host memory
+  // Pages that could not be stored, read or erased, by reason.
+  struct Failures {
+    int64_t full = 0;
+    int64_t unavailable = 0;
+    int64_t corrupt = 0;  // DATA_LOSS for that page
+    int64_t missing = 0;  // was stored, is not there any more
+    int64_t other = 0;
+  } failures = {};
+};
+
 struct PageStoreStats {
   int64_t total_bytes = 0;  // free + used = total at all times
   int64_t used_bytes = 0;
@@ -66,6 +90,16 @@ struct PageStoreStats {
   int64_t reads = 0;  // through Read(), likewise
   int64_t bytes_read = 0;
   int64_t checksum_failures = 0;
+  int64_t moved_down = 0;             // pages, to the first tier below
+  int64_t moved_up = 0;               // pages that came back from any
+  std::vector<TierStats> below = {};  // in their order
+
+  // Reads that the host tier answered.
+  int64_t host_hits() const {
+    int64_t hits = reads;
+    for (const TierStats& tier : below) hits -= tier.hits;
+    return hits;
+  }
 };
 
 // Thread safe. Nothing that fails changes anything but a counter.
@@ -110,8 +144,12 @@ class PageStore {
 
   // Copies committed rows out: their own bytes, or an error. NOT_FOUND: no such
   // sequence or page (a skipped one, say); OUT_OF_RANGE: above the watermark;
-  // DATA_LOSS: the bytes of a sealed page have changed.
+  // DATA_LOSS: the bytes of a sealed page have changed; UNAVAILABLE: the tier in
+  // which it lies cannot be reached now.
   virtual absl::Status Read(const RowRange& rows, std::span<std::byte> bytes) = 0;
+
+  // Where Read() would find the rows now: kHostTier also when it would not.
+  virtual int TierOf(const RowRange& rows) const = 0;
 
   // Ends the sequence: nothing of it can be read or written any more.
   virtual absl::Status Release(SequenceId sequence) = 0;
@@ -124,8 +162,14 @@ class PageStore {
   // The rank has reserved pages of the sequence: its watermark says how far they
   // are written.
   virtual bool IsWriter(SequenceId sequence, int rank) const = 0;
-  // Bytes of the sequence's pages.
+  // Bytes of the sequence's pages in host memory, and in all tiers.
+  virtual int64_t HostBytes(SequenceId sequence) const = 0;
   virtual int64_t SequenceBytes(SequenceId sequence) const = 0;
+
+  // `full`: how Open() or Reserve() refused. Moves what nobody writes to the tiers
+  // below; OK when it is worth another try, else `full`. Waits for those tiers: not
+  // under a lock.
+  virtual absl::Status MakeRoom(const absl::Status& full) = 0;
   virtual PageStoreStats Stats() const = 0;
 };
 

@@ -94,6 +94,10 @@ absl::StatusOr<SequencePages::Missing> SequencePages::CountMissing(const PageRan
             absl::StrCat("page ", page, " begins below the rank's watermark ", watermark,
                          ": it would be readable before it is written"));
       }
+    } else if (found->second.tier != kHostTier && status.ok()) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat("page ", page, ", layer ", layer, ", kv_head ", head,
+                       " has moved below host memory: it cannot be written any more"));
     } else if (found->second.rank != range.rank && status.ok()) {
       status = absl::FailedPreconditionError(
           absl::StrCat("page ", page, ", layer ", layer, ", kv_head ", head, " belongs to rank ",
@@ -116,6 +120,10 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
       // Whatever its writer leaves out reads as zeros, never as what lay there.
       std::memset(slab_.At(entry->second.offset), 0, spec_.geometry.page_bytes());
       entry->second.rank = static_cast<int16_t>(range.rank);
+    }
+    // One that was sealed before it was full, since all ranks had stopped, is open again.
+    if ((page + 1) * spec_.geometry.page_tokens > Watermark(range.rank)) {
+      entry->second.sealed = false;
     }
     // A rank that streamed may come to map the slab, never the reverse for a page.
     entry->second.direct |= direct;
@@ -178,6 +186,10 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
     return absl::FailedPreconditionError(absl::StrCat(Describe(rows, page), " belongs to rank ",
                                                       entry->rank, ", not to rank ", rank));
   }
+  if (entry->tier != kHostTier) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        Describe(rows, page), " has moved below host memory: it cannot be written any more"));
+  }
   const int first_row = spec_.geometry.RowOf(rows.first_position);
   std::byte* const to = slab_.At(entry->offset) + int64_t{first_row} * spec_.geometry.row_bytes;
   // The answer to an earlier call may have been lost: committed rows may come
@@ -198,6 +210,7 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
                                                       ", which has not been written"));
   }
   std::memcpy(to + replayed.size(), bytes.data() + replayed.size(), bytes.size() - replayed.size());
+  entry->sealed = false;
   // It was offered the slab and could not map it, or did not want to.
   streamers_.insert(rank);
   writers_.erase(rank);
@@ -268,7 +281,8 @@ void SequencePages::Seal(PageEntry& entry) {
   entry.sealed = true;
 }
 
-absl::Status SequencePages::Read(const RowRange& rows, std::span<std::byte> bytes) {
+absl::StatusOr<std::optional<PagePlace>> SequencePages::Read(const RowRange& rows,
+                                                             std::span<std::byte> bytes) {
   HW_RETURN_IF_ERROR(CheckRows(rows, bytes.size()));
   HW_ASSIGN_OR_RETURN(PageEntry* const entry, Find(rows));
   const int64_t page = spec_.geometry.PageOf(rows.first_position);
@@ -278,18 +292,19 @@ absl::Status SequencePages::Read(const RowRange& rows, std::span<std::byte> byte
     return absl::OutOfRangeError(absl::StrCat(Describe(rows, page), ": positions up to ", end,
                                               " asked for, ", watermark, " are committed"));
   }
+  if (entry->tier != kHostTier) return PlaceOf(KeyOf(rows.layer, rows.kv_head, page), *entry);
   if (!entry->sealed && (page + 1) * spec_.geometry.page_tokens <= watermark) Seal(*entry);
   const std::span<const std::byte> whole = PageBytes(*entry);
   const size_t first =
       int64_t{spec_.geometry.RowOf(rows.first_position)} * spec_.geometry.row_bytes;
   std::memcpy(bytes.data(), whole.data() + first, bytes.size());
-  if (!entry->sealed) return absl::OkStatus();
+  if (!entry->sealed) return std::nullopt;
   // The copy is checked, not the original, so that what is returned is what was
   // checked.
   uint32_t crc = Crc32c(whole.first(first));
   crc = Crc32c(bytes, crc);
   crc = Crc32c(whole.subspan(first + bytes.size()), crc);
-  if (crc == entry->crc) return absl::OkStatus();
+  if (crc == entry->crc) return std::nullopt;
   return absl::DataLossError(
       absl::StrCat(Describe(rows, page), ": checksum is ", crc, ", want ", entry->crc));
 }
@@ -367,8 +382,11 @@ std::vector<int64_t> SequencePages::TakeUncommitted(int rank) {
 std::vector<int64_t> SequencePages::TakeAll() {
   std::vector<int64_t> offsets;
   offsets.reserve(pages_.size());
-  for (const auto& [key, entry] : pages_) offsets.push_back(entry.offset);
+  for (const auto& [key, entry] : pages_) {
+    if (entry.tier == kHostTier) offsets.push_back(entry.offset);
+  }
   pages_.clear();
+  num_below_ = 0;
   return offsets;
 }
 

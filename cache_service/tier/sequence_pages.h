@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cache_service/tier/page_place.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/slab.h"
 
@@ -22,8 +24,11 @@ struct PageEntry {
   uint32_t crc = 0;          // of the whole page, once sealed
   int32_t rows_written = 0;  // leading rows that came through Write()
   int16_t rank = 0;          // that fills it
+  uint8_t tier = kHostTier;  // in a lower one `offset` means nothing
   bool direct = false;       // the rank may fill it in the slab, past rows_written
   bool sealed = false;
+  bool moving = false;  // to another tier: only whoever moves it may change its tier
+  bool stuck = false;   // its bytes are damaged or lost: it moves nowhere
 };
 
 // Not thread safe; HostPageStore holds its mutex around every call. The slab must
@@ -48,7 +53,8 @@ class SequencePages {
   // --- Rows --- (as PageStore says)
   absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes);
   absl::Status Commit(int rank, int64_t tokens);
-  absl::Status Read(const RowRange& rows, std::span<std::byte> bytes);
+  // The place of the page where it is not the slab: then no bytes are copied.
+  absl::StatusOr<std::optional<PagePlace>> Read(const RowRange& rows, std::span<std::byte> bytes);
   int64_t Watermark(int rank) const;
 
   // As PageStore says; the offsets of the pages that the rank held.
@@ -67,7 +73,28 @@ class SequencePages {
   bool all_stopped() const { return static_cast<int>(stopped_.size()) == spec_.num_ranks; }
 
   const SequenceSpec& spec() const { return spec_; }
+  // --- Tiers below --- (sequence_pages_tiers.cc)
+  int TierOf(const RowRange& rows) const;
+  // Up to `max` pages of the tier that may leave it, marked as moving until Settle().
+  // Of the host's those that are final, which are sealed by that: none unless all
+  // ranks have stopped.
+  std::vector<PagePlace> BeginMoves(int from, int64_t max);
+  // Of all ranks, once they have stopped: pages that nobody can write or read any
+  // more; their offsets.
+  std::vector<int64_t> TakeUnreadable();
+  // DATA_LOSS: the bytes do not match the seal.
+  absl::Status CopyOut(const PagePlace& place, std::span<std::byte> bytes);
+  // The moving page has been copied to tier `to`. Its offset in the slab, when it
+  // leaves that one, is free.
+  Relocation Relocate(const PagePlace& place, int to, std::optional<int64_t>* free_offset);
+  void Settle(const PageKey& key);
+  void MarkStuck(const PageKey& key);
+  // Puts a page back into the slab at `offset`; it is moving until Settle(). False when it
+  // does not lie in that place any more, or is moving already.
+  bool Promote(const PagePlace& place, int64_t offset, std::span<const std::byte> bytes);
+
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
+  int64_t num_host_pages() const { return num_pages() - num_below_; }
   int64_t watermarks_offset() const { return watermarks_offset_; }
   static int64_t WatermarksBytes(int num_ranks) { return num_ranks * kWatermarkCellBytes; }
 
@@ -88,6 +115,9 @@ class SequencePages {
   absl::Status CheckWritten(Key key, const PageEntry& entry, int64_t tokens) const;
   // NOT_FOUND naming the page.
   absl::StatusOr<PageEntry*> Find(const RowRange& rows);
+  PageEntry* FindKey(const PageKey& key);
+  PagePlace PlaceOf(Key key, const PageEntry& entry) const;
+  bool MayLeave(Key key, const PageEntry& entry, int from) const;
   std::span<std::byte> PageBytes(const PageEntry& entry) const;
   void Seal(PageEntry& entry);
   std::atomic<int64_t>& WatermarkCell(int rank) const;
@@ -96,6 +126,7 @@ class SequencePages {
   const int64_t watermarks_offset_;
   Slab& slab_;
   absl::flat_hash_map<Key, PageEntry> pages_;
+  int64_t num_below_ = 0;                      // of them: in a lower tier
   absl::flat_hash_map<int, HeadRange> heads_;  // by rank, all that it ever reserved
   // By rank, in the order in which they came, joined where they touch.
   absl::flat_hash_map<int, std::vector<PageSpan>> skipped_;

@@ -282,7 +282,7 @@ TEST_F(CacheServerTest, MetricsShowTheTierAndTheCalls) {
   ASSERT_TRUE(Reserve(*sequence, 2).ok());
   const std::string text = HttpGet(server_->metrics_address(), "/metrics");
   EXPECT_THAT(text, AllOf(HasSubstr("heavywater_sequences 1"), HasSubstr("heavywater_ranks 1"),
-                          HasSubstr("heavywater_tier_pages 8"),
+                          HasSubstr("heavywater_tier_pages{tier=\"host\"} 8"),
                           HasSubstr("heavywater_tier_bytes{tier=\"host\",state=\"used\"} 36864"),
                           HasSubstr("heavywater_rpcs_total{code=\"OK\",method=\"/heavywater.v1."
                                     "SequenceService/Open\"} 1")));
@@ -299,6 +299,12 @@ TEST(CacheServerStartTest, RefusesConfigurationsThatCannotWorkNamingTheField) {
   EXPECT_THAT(start([](auto& c) { c.set_host_bytes(0); }), HasSubstr("host_bytes is 0"));
   EXPECT_THAT(start([](auto& c) { c.set_rank_lease_ms(-1); }), HasSubstr("rank_lease_ms is -1"));
   EXPECT_THAT(start([](auto& c) { c.set_slab_name("a/b"); }), HasSubstr("slab_name"));
+  EXPECT_THAT(start([](auto& c) { c.set_disk_bytes(5); }), HasSubstr("disk_bytes is 5"));
+  EXPECT_THAT(start([](auto& c) { c.set_redis_bytes(-1); }), HasSubstr("redis_bytes is -1"));
+  EXPECT_THAT(start([](auto& c) { c.set_redis_address("nowhere"); }), HasSubstr("redis_address"));
+  EXPECT_THAT(start([](auto& c) { c.set_disk_path("/proc/nowhere"); }), HasSubstr("disk_path"));
+  EXPECT_THAT(start([](auto& c) { c.set_tier_low_percent(90); }),
+              HasSubstr("tier_low_percent is 90, want 1 to 89"));
   EXPECT_THAT(start([](auto& c) { c.set_listen_address("nowhere"); }),
               HasSubstr("listen_address is \"nowhere\""));
   EXPECT_THAT(start([](auto& c) { c.set_metrics_address("nowhere"); }),

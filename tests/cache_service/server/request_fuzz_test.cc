@@ -9,6 +9,7 @@
 #include "cache_service/base/crc32c.h"
 #include "cache_service/registry/registry.h"
 #include "cache_service/server/page_handlers.h"
+#include "cache_service/tier/host_page_store.h"
 #include "tests/cache_service/registry/fake_clock.h"
 #include "tests/cache_service/registry/requests.h"
 
@@ -142,7 +143,7 @@ class RequestFuzzTest : public ::testing::TestWithParam<uint32_t> {
   FakeClock clock_;
   HostPageStore store_{*Slab::Create("", 1 << 20)};
   Registry registry_{RegistryOptions{.max_sequences = 20}, store_, clock_};
-  PageHandlers handlers_{registry_, store_, /*offer_slab=*/false};
+  PageHandlers handlers_{registry_, store_, /*slab=*/nullptr};
   Epoch epoch_ = 0;
   SequenceId id_ = 0;
 };

@@ -1,0 +1,58 @@
+#include "cache_service/server/lower_tiers.h"
+
+#include <utility>
+
+#include "cache_service/base/status.h"
+#ifdef HEAVYWATER_DISK_TIER
+#include "cache_service/tier/disk_tier.h"
+#endif
+#ifdef HEAVYWATER_REMOTE_TIER
+#include <random>
+
+#include "absl/strings/str_format.h"
+#include "cache_service/tier/remote_tier.h"
+#endif
+
+namespace heavywater {
+namespace {
+
+absl::StatusOr<std::unique_ptr<LowerTier>> OpenDisk(const v1::CacheConfig& config) {
+#ifdef HEAVYWATER_DISK_TIER
+  return OpenDiskTier({.path = config.disk_path(), .total_bytes = config.disk_bytes()});
+#else
+  return absl::InvalidArgumentError("disk_path: this build has no disk tier (RocksDB)");
+#endif
+}
+
+absl::StatusOr<std::unique_ptr<LowerTier>> OpenRemote(const v1::CacheConfig& config, Clock& clock) {
+#ifdef HEAVYWATER_REMOTE_TIER
+  // Pages do not outlive the process yet, so that its store needs a name of its own only.
+  std::random_device random;
+  return OpenRemoteTier({.address = config.redis_address(),
+                         .store_id = absl::StrFormat("%08x%08x", random(), random()),
+                         .total_bytes = config.redis_bytes(),
+                         .timeout = absl::Milliseconds(config.redis_timeout_ms()),
+                         .ttl = absl::Milliseconds(config.redis_ttl_ms())},
+                        clock);
+#else
+  return absl::InvalidArgumentError("redis_address: this build has no remote tier (hiredis)");
+#endif
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::unique_ptr<LowerTier>>> OpenLowerTiers(
+    const v1::CacheConfig& config, Clock& clock) {
+  std::vector<std::unique_ptr<LowerTier>> tiers;
+  if (!config.disk_path().empty()) {
+    HW_ASSIGN_OR_RETURN(auto disk, OpenDisk(config));
+    tiers.push_back(std::move(disk));
+  }
+  if (!config.redis_address().empty()) {
+    HW_ASSIGN_OR_RETURN(auto remote, OpenRemote(config, clock));
+    tiers.push_back(std::move(remote));
+  }
+  return tiers;
+}
+
+}  // namespace heavywater

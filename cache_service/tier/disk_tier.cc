@@ -1,0 +1,199 @@
+#include "cache_service/tier/disk_tier.h"
+
+#include <rocksdb/db.h>
+#include <rocksdb/options.h>
+#include <rocksdb/write_batch.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+#include "cache_service/tier/page_book.h"
+#include "cache_service/tier/stored_page.h"
+
+namespace heavywater {
+namespace {
+
+constexpr char kName[] = "disk";
+// Shorter than every page's key, so that it is none.
+constexpr char kVersionKey[] = "heavywater";
+constexpr size_t kKeysPerBatch = 1024;
+
+rocksdb::Options DatabaseOptions(int64_t total_bytes) {
+  rocksdb::Options options;
+  options.create_if_missing = true;
+  options.compression = rocksdb::kNoCompression;  // KV does not compress
+  options.enable_blob_files = true;  // pages are written once, not merged over and over
+  options.min_blob_size = 1024;
+  options.blob_file_size = std::clamp<int64_t>(total_bytes / 16, 1 << 20, 256 << 20);
+  options.enable_blob_garbage_collection = true;
+  options.blob_garbage_collection_age_cutoff = 1.0;
+  options.blob_garbage_collection_force_threshold = 0.5;
+  // Memory beside the slab: two of these at most.
+  options.write_buffer_size = std::clamp<int64_t>(total_bytes / 16, 1 << 20, 16 << 20);
+  options.max_write_buffer_number = 2;
+  options.max_open_files = 256;
+  options.keep_log_file_num = 2;
+  options.max_log_file_size = 1 << 20;
+  return options;
+}
+
+// Without the write-ahead log: pages do not outlive the process, and the log would
+// write each of them twice.
+rocksdb::WriteOptions Unlogged() {
+  rocksdb::WriteOptions options;
+  options.disableWAL = true;
+  return options;
+}
+
+absl::Status FromRocksDb(const rocksdb::Status& status) {
+  const std::string text = absl::StrCat("disk tier: ", status.ToString());
+  if (status.ok()) return absl::OkStatus();
+  if (status.IsNotFound()) return absl::NotFoundError(text);
+  if (status.IsCorruption() || status.IsPathNotFound()) return absl::DataLossError(text);
+  if (status.IsNoSpace()) return absl::ResourceExhaustedError(text);
+  return absl::UnavailableError(text);
+}
+
+rocksdb::Slice SliceOf(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::string VersionText() { return absl::StrCat(kStoredPageVersion); }
+
+absl::StatusOr<std::unique_ptr<rocksdb::DB>> OpenDatabase(const DiskTierOptions& options) {
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status status =
+      rocksdb::DB::Open(DatabaseOptions(options.total_bytes), options.path, &db);
+  if (!status.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("disk_path \"", options.path, "\": ", status.ToString()));
+  }
+  return std::unique_ptr<rocksdb::DB>(db);
+}
+
+// Whose database it is. A new one is nobody's: NOT_FOUND.
+absl::Status CheckVersion(rocksdb::DB& db, const std::string& path) {
+  std::string version;
+  const rocksdb::Status status = db.Get({}, kVersionKey, &version);
+  if (status.ok() && version == VersionText()) return absl::OkStatus();
+  if (status.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat("disk_path \"", path,
+                                                      "\" has format version ", version,
+                                                      ", this service writes ", VersionText()));
+  }
+  if (!status.IsNotFound()) return FromRocksDb(status);
+  const std::unique_ptr<rocksdb::Iterator> first(db.NewIterator({}));
+  first->SeekToFirst();
+  if (!first->Valid()) return absl::NotFoundError("empty");
+  return absl::FailedPreconditionError(absl::StrCat(
+      "disk_path \"", path, "\" holds a RocksDB that is not a disk tier (no format version)"));
+}
+
+class DiskTier final : public LowerTier {
+ public:
+  DiskTier(std::unique_ptr<rocksdb::DB> db, int64_t total_bytes)
+      : db_(std::move(db)), book_(kName, total_bytes) {}
+
+  const char* name() const override { return kName; }
+
+  std::vector<absl::Status> Put(std::span<const PageCopy> pages) override {
+    std::vector<absl::Status> statuses;
+    std::vector<PageKey> added;
+    rocksdb::WriteBatch batch;
+    for (const PageCopy& page : pages) {
+      const auto room = book_.Add(page.key, static_cast<int64_t>(page.bytes.size()));
+      statuses.push_back(room.status());
+      if (!room.ok()) continue;
+      if (*room) added.push_back(page.key);
+      statuses.back() = FromRocksDb(AddToBatch(page, batch));
+    }
+    const absl::Status written = Write(batch);
+    if (written.ok()) return statuses;
+    for (const PageKey& key : added) book_.Remove(key);
+    for (absl::Status& status : statuses) {
+      if (status.ok()) status = written;
+    }
+    return statuses;
+  }
+
+  absl::StatusOr<uint32_t> Get(const PageKey& key, std::span<std::byte> bytes) override {
+    rocksdb::PinnableSlice value;
+    const std::string stored_key = StoredKey(key);
+    const rocksdb::Status status = db_->Get({}, db_->DefaultColumnFamily(), stored_key, &value);
+    if (status.IsNotFound()) {
+      return absl::NotFoundError(absl::StrCat(Describe(key), " is not in the disk tier"));
+    }
+    HW_RETURN_IF_ERROR(FromRocksDb(status));
+    return TakeStoredPage(key, std::as_bytes(std::span(value.data(), value.size())), bytes);
+  }
+
+  absl::Status Erase(std::span<const PageKey> keys) override {
+    rocksdb::WriteBatch batch;
+    for (const PageKey& key : keys) {
+      HW_RETURN_IF_ERROR(FromRocksDb(batch.Delete(StoredKey(key))));
+    }
+    HW_RETURN_IF_ERROR(Write(batch));
+    for (const PageKey& key : keys) book_.Remove(key);
+    return absl::OkStatus();
+  }
+
+  absl::Status EraseSequence(SequenceId sequence) override {
+    while (true) {
+      const std::vector<PageKey> keys = book_.KeysOf(sequence, kKeysPerBatch);
+      if (keys.empty()) return absl::OkStatus();
+      HW_RETURN_IF_ERROR(Erase(keys));
+    }
+  }
+
+  LowerTierStats Stats() const override { return book_.Stats(); }
+
+ private:
+  static rocksdb::Status AddToBatch(const PageCopy& page, rocksdb::WriteBatch& batch) {
+    const std::string key = StoredKey(page.key);
+    const StoredHeader header = MakeStoredHeader(page);
+    const rocksdb::Slice key_slice = key;
+    const std::array<rocksdb::Slice, 2> value = {SliceOf(header), SliceOf(page.bytes)};
+    return batch.Put(rocksdb::SliceParts(&key_slice, 1), rocksdb::SliceParts(value.data(), 2));
+  }
+
+  // A database whose disk is full refuses writes until RocksDB finds room again (it
+  // looks every few seconds); what it holds stays readable.
+  absl::Status Write(rocksdb::WriteBatch& batch) {
+    if (batch.Count() == 0) return absl::OkStatus();
+    return FromRocksDb(db_->Write(Unlogged(), &batch));
+  }
+
+  const std::unique_ptr<rocksdb::DB> db_;
+  PageBook book_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LowerTier>> OpenDiskTier(const DiskTierOptions& options) {
+  std::error_code error;
+  std::filesystem::create_directories(options.path, error);
+  if (error) {
+    return absl::UnavailableError(
+        absl::StrCat("disk_path \"", options.path, "\": ", error.message()));
+  }
+  HW_ASSIGN_OR_RETURN(std::unique_ptr<rocksdb::DB> db, OpenDatabase(options));
+  const absl::Status version = CheckVersion(*db, options.path);
+  if (version.ok()) {
+    db.reset();
+    HW_RETURN_IF_ERROR(
+        FromRocksDb(rocksdb::DestroyDB(options.path, DatabaseOptions(options.total_bytes))));
+    HW_ASSIGN_OR_RETURN(db, OpenDatabase(options));
+  } else if (!absl::IsNotFound(version)) {
+    return version;
+  }
+  HW_RETURN_IF_ERROR(FromRocksDb(db->Put({}, kVersionKey, VersionText())));
+  return std::make_unique<DiskTier>(std::move(db), options.total_bytes);
+}
+
+}  // namespace heavywater

@@ -1,0 +1,24 @@
+// The disk tier: sealed pages in a RocksDB of their own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "cache_service/tier/lower_tier.h"
+
+namespace heavywater {
+
+struct DiskTierOptions {
+  std::string path;         // a folder for this tier alone; made where it is missing
+  int64_t total_bytes = 0;  // of stored pages; RocksDB's files take more for a while
+};
+
+// Erases what an earlier process has left there: pages do not outlive the service
+// yet. FAILED_PRECONDITION naming both when another format version lies there, or a
+// database that is not this tier's: then nothing is touched. UNAVAILABLE: the folder
+// cannot be used (another process has it open, say).
+absl::StatusOr<std::unique_ptr<LowerTier>> OpenDiskTier(const DiskTierOptions& options);
+
+}  // namespace heavywater

@@ -1,0 +1,120 @@
+// The host tier's side of moves between tiers.
+#include <algorithm>
+
+#include "cache_service/base/status.h"
+#include "cache_service/tier/host_page_store.h"
+
+namespace heavywater {
+
+int HostPageStore::TierOf(const RowRange& rows) const {
+  const absl::StatusOr<EntryPtr> entry = Find(rows.sequence);
+  if (!entry.ok()) return kHostTier;
+  MutexLock entry_lock(&(*entry)->mutex);
+  return (*entry)->pages.TierOf(rows);
+}
+
+std::vector<HostPageStore::EntryPtr> HostPageStore::LongestUnusedFirst() const {
+  std::vector<std::pair<uint64_t, EntryPtr>> by_use;
+  {
+    MutexLock lock(&mutex_);
+    by_use.reserve(sequences_.size());
+    for (const auto& [id, entry] : sequences_) by_use.emplace_back(entry->last_use, entry);
+  }
+  std::sort(by_use.begin(), by_use.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<EntryPtr> entries;
+  entries.reserve(by_use.size());
+  for (auto& [use, entry] : by_use) entries.push_back(std::move(entry));
+  return entries;
+}
+
+HostPageStore::Moves HostPageStore::BeginMoves(int from, int64_t max_bytes) {
+  Moves moves;
+  for (const EntryPtr& entry : LongestUnusedFirst()) {
+    MutexLock entry_lock(&entry->mutex);
+    if (entry->released) continue;
+    const int64_t page_bytes = entry->pages.spec().geometry.page_bytes();
+    if (from == kHostTier) {
+      const int64_t freed = FreePages(*entry, entry->pages.TakeUnreadable());
+      moves.freed_bytes += freed * Slab::RoundUp(page_bytes);
+    }
+    moves.pages = entry->pages.BeginMoves(from, std::max<int64_t>(1, max_bytes / page_bytes));
+    if (!moves.pages.empty()) break;
+  }
+  return moves;
+}
+
+absl::Status HostPageStore::CopyOut(const PagePlace& place, std::span<std::byte> bytes) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(place.key.sequence));
+  absl::Status status;
+  {
+    MutexLock entry_lock(&entry->mutex);
+    status = entry->pages.CopyOut(place, bytes);
+  }
+  MutexLock lock(&mutex_);
+  if (absl::IsDataLoss(status)) ++counters_.checksum_failures;
+  return status;
+}
+
+Relocation HostPageStore::Relocate(const PagePlace& place, int to) {
+  const absl::StatusOr<EntryPtr> entry = Find(place.key.sequence);
+  if (!entry.ok()) return Relocation::kGone;
+  MutexLock entry_lock(&(*entry)->mutex);
+  if ((*entry)->released) return Relocation::kGone;
+  std::optional<int64_t> offset;
+  const Relocation relocation = (*entry)->pages.Relocate(place, to, &offset);
+  if (offset.has_value()) {
+    FreePages(**entry, {&*offset, 1});
+    MutexLock lock(&mutex_);
+    ++counters_.moved_down;
+  }
+  return relocation;
+}
+
+void HostPageStore::Settle(const PageKey& key) {
+  const absl::StatusOr<EntryPtr> entry = Find(key.sequence);
+  if (!entry.ok()) return;
+  MutexLock entry_lock(&(*entry)->mutex);
+  (*entry)->pages.Settle(key);
+}
+
+void HostPageStore::MarkStuck(const PageKey& key) {
+  const absl::StatusOr<EntryPtr> entry = Find(key.sequence);
+  if (!entry.ok()) return;
+  MutexLock entry_lock(&(*entry)->mutex);
+  (*entry)->pages.MarkStuck(key);
+}
+
+std::optional<int64_t> HostPageStore::AllocateWithin(int64_t bytes, int64_t max_used_bytes) {
+  MutexLock lock(&mutex_);
+  const int64_t taken = slab_->used_bytes() + counters_.promised_bytes;
+  if (taken + Slab::RoundUp(bytes) > max_used_bytes) return std::nullopt;
+  const absl::StatusOr<int64_t> offset = slab_->Allocate(bytes);
+  if (!offset.ok()) return std::nullopt;
+  ++counters_.pages;
+  return *offset;
+}
+
+bool HostPageStore::Promote(const PagePlace& place, std::span<const std::byte> bytes,
+                            int64_t max_used_bytes) {
+  const absl::StatusOr<EntryPtr> entry = Find(place.key.sequence);
+  if (!entry.ok()) return false;
+  MutexLock entry_lock(&(*entry)->mutex);
+  if ((*entry)->released) return false;
+  const std::optional<int64_t> offset = AllocateWithin(place.page_bytes, max_used_bytes);
+  if (!offset.has_value()) return false;
+  if (!(*entry)->pages.Promote(place, *offset, bytes)) {
+    FreePages(**entry, {&*offset, 1});
+    return false;
+  }
+  MutexLock lock(&mutex_);
+  ++counters_.moved_up;
+  return true;
+}
+
+int64_t HostPageStore::TakenBytes() const {
+  MutexLock lock(&mutex_);
+  return slab_->used_bytes() + counters_.promised_bytes;
+}
+
+}  // namespace heavywater

@@ -1,0 +1,154 @@
+#include "cache_service/tier/ordered_page_store.h"
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/shortage.h"
+#include "cache_service/base/status.h"
+
+namespace heavywater {
+namespace {
+
+// A page can move once between its place being looked up and its being read; more
+// often only where moves outrun reads.
+constexpr int kMaxLookups = 4;
+
+}  // namespace
+
+OrderedPageStore::OrderedPageStore(std::unique_ptr<HostPageStore> host,
+                                   std::vector<std::unique_ptr<LowerTier>> below,
+                                   OrderedStoreOptions options, Clock& clock)
+    : host_(std::move(host)), options_(options), clock_(clock) {
+  HW_CHECK(below.size() < kMaxTiers);
+  for (std::unique_ptr<LowerTier>& tier : below) {
+    Below& entry = below_.emplace_back();
+    entry.counters.tier = tier->name();
+    entry.tier = std::move(tier);
+  }
+}
+
+absl::Status OrderedPageStore::Read(const RowRange& rows, std::span<std::byte> bytes) {
+  int last_tier = kHostTier;
+  absl::Status missing;
+  for (int lookup = 0; lookup < kMaxLookups; ++lookup) {
+    HW_ASSIGN_OR_RETURN(const std::optional<PagePlace> place, host_->ReadOrLocate(rows, bytes));
+    if (!place.has_value()) return absl::OkStatus();
+    if (place->tier == last_tier) break;  // it has not moved: it is not there
+    last_tier = place->tier;
+    missing = ReadBelow(*place, rows, bytes);
+    if (!absl::IsNotFound(missing)) return missing;
+  }
+  CountFailure(last_tier, missing);
+  return missing;
+}
+
+absl::Status OrderedPageStore::ReadBelow(const PagePlace& place, const RowRange& rows,
+                                         std::span<std::byte> bytes) {
+  std::vector<std::byte> page(place.page_bytes);
+  const absl::Status status = CopyPage(place, page);
+  if (!status.ok()) {
+    if (!absl::IsNotFound(status)) CountFailure(place.tier, status);
+    return status;
+  }
+  const auto row_bytes = static_cast<int64_t>(bytes.size()) / rows.num_positions;
+  const int64_t page_tokens = place.page_bytes / row_bytes;
+  std::memcpy(bytes.data(), page.data() + rows.first_position % page_tokens * row_bytes,
+              bytes.size());
+  {
+    MutexLock lock(&mutex_);
+    ++below_[place.tier - 1].counters.hits;
+    below_bytes_read_ += static_cast<int64_t>(bytes.size());
+  }
+  Promote(place, page);
+  return absl::OkStatus();
+}
+
+void OrderedPageStore::Promote(const PagePlace& place, std::span<const std::byte> page) {
+  const int64_t limit = host_->slab().total_bytes() / 100 * options_.low_percent;
+  if (!host_->Promote(place, page, limit)) return;
+  // Until it is settled nobody can move it down again, to where it is erased now.
+  const absl::Status erased = TierAt(place.tier).Erase({&place.key, 1});
+  if (!erased.ok()) CountFailure(place.tier, erased);
+  {
+    MutexLock lock(&mutex_);
+    ++below_[place.tier - 1].counters.moved_up;
+  }
+  host_->Settle(place.key);
+}
+
+absl::Status OrderedPageStore::Release(SequenceId sequence) {
+  HW_RETURN_IF_ERROR(host_->Release(sequence));
+  MutexLock lock(&mutex_);
+  if (lowered_.erase(sequence) == 0) return absl::OkStatus();
+  for (Below& below : below_) below.to_erase.push_back(sequence);
+  return absl::OkStatus();
+}
+
+absl::Status OrderedPageStore::MakeRoom(const absl::Status& full) {
+  if (!has_lower_tiers() || !absl::IsResourceExhausted(full)) return full;
+  for (int tier = 1; tier < num_tiers(); ++tier) EraseEnded(tier);
+  const std::optional<Shortage> shortage = ShortageOf(full);
+  if (shortage.has_value() && shortage->need > shortage->limit) return full;
+  // Without figures (no place in one piece) a batch at a time.
+  int64_t missing = shortage.has_value() ? shortage->need - shortage->available : 1;
+  while (missing > 0) {
+    const int64_t moved = MoveDown(kHostTier);
+    if (moved == 0) return full;
+    missing -= moved;
+  }
+  return absl::OkStatus();
+}
+
+PageStoreStats OrderedPageStore::Stats() const {
+  PageStoreStats stats = host_->Stats();
+  std::vector<LowerTierStats> held;
+  for (const Below& below : below_) held.push_back(below.tier->Stats());
+  MutexLock lock(&mutex_);
+  stats.bytes_read += below_bytes_read_;
+  for (size_t i = 0; i < below_.size(); ++i) {
+    TierStats& tier = stats.below.emplace_back(below_[i].counters);
+    tier.total_bytes = held[i].total_bytes;
+    tier.used_bytes = held[i].used_bytes;
+    tier.free_bytes = held[i].free_bytes;
+    tier.pages = held[i].pages;
+    stats.reads += tier.hits;
+  }
+  return stats;
+}
+
+bool OrderedPageStore::IsResting(int tier) {
+  MutexLock lock(&mutex_);
+  return clock_.Now() < below_[tier - 1].rests_until;
+}
+
+void OrderedPageStore::Rest(int tier) {
+  MutexLock lock(&mutex_);
+  below_[tier - 1].rests_until = clock_.Now() + options_.rest;
+}
+
+void OrderedPageStore::CountFailure(int tier, const absl::Status& status) {
+  if (tier == kHostTier) return;  // the host tier counts its own
+  MutexLock lock(&mutex_);
+  TierStats::Failures& failures = below_[tier - 1].counters.failures;
+  switch (status.code()) {
+    case absl::StatusCode::kResourceExhausted:
+      ++failures.full;
+      break;
+    case absl::StatusCode::kUnavailable:
+      ++failures.unavailable;
+      break;
+    case absl::StatusCode::kDataLoss:
+      ++failures.corrupt;
+      break;
+    case absl::StatusCode::kNotFound:
+      ++failures.missing;
+      break;
+    default:
+      ++failures.other;
+  }
+}
+
+}  // namespace heavywater

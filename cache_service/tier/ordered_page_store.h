@@ -1,0 +1,129 @@
+// All tiers as one store: the host's slab, and below it those of a list, the faster
+// first. Pages go down when their tier is nearly full, the coldest first, and come
+// up when they are read.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "cache_service/base/clock.h"
+#include "cache_service/base/mutex.h"
+#include "cache_service/tier/host_page_store.h"
+#include "cache_service/tier/lower_tier.h"
+#include "cache_service/tier/page_store.h"
+
+namespace heavywater {
+
+struct OrderedStoreOptions {
+  // Of each tier but the last: above `high_percent` pages go down until no more than
+  // `low_percent` are used.
+  int high_percent = 90;
+  int low_percent = 75;
+  // One piece of work, and the memory that it takes: a page at least.
+  int64_t max_move_bytes = 4 << 20;
+  // A tier that has refused a page is left alone for so long.
+  absl::Duration rest = absl::Seconds(1);
+};
+
+// Thread safe. Only pages of sequences that all ranks have stopped writing leave the
+// slab: the others are read in place. A page is in one tier at any time; it leaves one
+// only after the next has acknowledged it. What fails changes nothing but a counter.
+// No lock is held while a tier below works.
+class OrderedPageStore final : public PageStore {
+ public:
+  // The clock must outlive it.
+  OrderedPageStore(std::unique_ptr<HostPageStore> host,
+                   std::vector<std::unique_ptr<LowerTier>> below, OrderedStoreOptions options,
+                   Clock& clock);
+
+  absl::Status Open(const SequenceSpec& spec) override { return host_->Open(spec); }
+  absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override {
+    return host_->Reserve(range, direct);
+  }
+  absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes) override {
+    return host_->Write(rank, rows, bytes);
+  }
+  absl::Status Commit(SequenceId sequence, int rank, int64_t tokens) override {
+    return host_->Commit(sequence, rank, tokens);
+  }
+  absl::StatusOr<int64_t> Abort(SequenceId sequence, int rank) override {
+    return host_->Abort(sequence, rank);
+  }
+  absl::StatusOr<int64_t> Skip(SequenceId sequence, int rank, int64_t first_page,
+                               int64_t num_pages) override {
+    return host_->Skip(sequence, rank, first_page, num_pages);
+  }
+  absl::Status Read(const RowRange& rows, std::span<std::byte> bytes) override;
+  int TierOf(const RowRange& rows) const override { return host_->TierOf(rows); }
+  // At once in the slab; what lies below is erased by the next Turn().
+  absl::Status Release(SequenceId sequence) override;
+  void StopWriter(SequenceId sequence, int rank) override { host_->StopWriter(sequence, rank); }
+  int64_t Watermark(SequenceId sequence, int rank) const override {
+    return host_->Watermark(sequence, rank);
+  }
+  bool IsWriter(SequenceId sequence, int rank) const override {
+    return host_->IsWriter(sequence, rank);
+  }
+  int64_t HostBytes(SequenceId sequence) const override { return host_->HostBytes(sequence); }
+  int64_t SequenceBytes(SequenceId sequence) const override {
+    return host_->SequenceBytes(sequence);
+  }
+  absl::Status MakeRoom(const absl::Status& full) override;
+  PageStoreStats Stats() const override;
+
+  // One bounded piece of background work in each tier: erases what has ended, moves
+  // pages down where a tier is nearly full. False when there was nothing to do.
+  bool Turn();
+
+  bool has_lower_tiers() const { return !below_.empty(); }
+  const Slab& slab() const { return host_->slab(); }
+
+ private:
+  struct Below {
+    std::unique_ptr<LowerTier> tier;
+    TierStats counters;  // bytes and pages are the tier's own
+    absl::Time rests_until = absl::InfinitePast();
+    bool draining = false;            // above the high watermark, and not yet at the low one
+    std::deque<SequenceId> to_erase;  // ended sequences; bounded by what the tier holds
+  };
+  // A batch on its way.
+  struct Batch {
+    std::vector<std::byte> memory;
+    std::vector<PagePlace> places;
+    std::vector<PageCopy> copies;  // of `places`, in `memory`
+  };
+
+  // Tiers are counted from the host's 0.
+  int num_tiers() const { return static_cast<int>(below_.size()) + 1; }
+  LowerTier& TierAt(int tier) const { return *below_[tier - 1].tier; }
+
+  // Bytes that have left the tier for the next one: a batch of one sequence.
+  int64_t MoveDown(int from);
+  Batch CopyBatch(int from, const std::vector<PagePlace>& places);
+  absl::Status CopyPage(const PagePlace& place, std::span<std::byte> bytes);
+  int64_t FinishMoves(int from, const Batch& batch, const std::vector<absl::Status>& stored);
+  bool IsAboveWatermark(int tier);
+  bool EraseEnded(int tier);
+  void EraseLater(int tier, SequenceId sequence);
+  absl::Status ReadBelow(const PagePlace& place, const RowRange& rows, std::span<std::byte> bytes);
+  void Promote(const PagePlace& place, std::span<const std::byte> page);
+
+  bool IsResting(int tier);
+  void Rest(int tier);
+  void CountFailure(int tier, const absl::Status& status);
+
+  const std::unique_ptr<HostPageStore> host_;
+  const OrderedStoreOptions options_;
+  Clock& clock_;
+  mutable Mutex mutex_;       // of everything below but the tiers themselves
+  std::vector<Below> below_;  // its size and its tiers never change
+  bool host_draining_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t below_bytes_read_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_set<SequenceId> lowered_ ABSL_GUARDED_BY(mutex_);  // may have pages below
+};
+
+}  // namespace heavywater

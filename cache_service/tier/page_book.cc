@@ -1,0 +1,76 @@
+#include "cache_service/tier/page_book.h"
+
+#include "absl/strings/str_cat.h"
+#include "cache_service/base/status.h"
+#include "cache_service/tier/stored_page.h"
+
+namespace heavywater {
+
+PageBook::PackedKey PageBook::Pack(const PageKey& key) {
+  return static_cast<uint64_t>(key.page) << 20 | static_cast<uint64_t>(key.layer) << 10 |
+         static_cast<uint64_t>(key.kv_head);
+}
+
+absl::StatusOr<bool> PageBook::Add(const PageKey& key, int64_t page_bytes) {
+  HW_RETURN_IF_ERROR(CheckPageKey(key));
+  const int64_t need = StoredBytes(page_bytes);
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(key.sequence);
+  if (found != sequences_.end()) {
+    const Sequence& known = found->second;
+    if (known.fingerprint != key.fingerprint || known.page_bytes != page_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          Describe(key), " has fingerprint ", key.fingerprint, " and ", page_bytes,
+          " bytes, the sequence's others have ", known.fingerprint, " and ", known.page_bytes));
+    }
+    if (known.pages.contains(Pack(key))) return false;
+  }
+  if (need > total_bytes_ - used_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat(tier_, " tier: need ", need, " bytes, ",
+                                                     total_bytes_ - used_bytes_, " are free of ",
+                                                     total_bytes_));
+  }
+  Sequence& sequence = sequences_[key.sequence];
+  sequence.fingerprint = key.fingerprint;
+  sequence.page_bytes = page_bytes;
+  sequence.pages.insert(Pack(key));
+  used_bytes_ += need;
+  ++pages_;
+  return true;
+}
+
+void PageBook::Remove(const PageKey& key) {
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(key.sequence);
+  if (found == sequences_.end() || found->second.fingerprint != key.fingerprint) return;
+  if (found->second.pages.erase(Pack(key)) == 0) return;
+  used_bytes_ -= StoredBytes(found->second.page_bytes);
+  --pages_;
+  if (found->second.pages.empty()) sequences_.erase(found);
+}
+
+std::vector<PageKey> PageBook::KeysOf(SequenceId sequence, size_t max) const {
+  std::vector<PageKey> keys;
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(sequence);
+  if (found == sequences_.end()) return keys;
+  for (const PackedKey packed : found->second.pages) {
+    if (keys.size() == max) break;
+    keys.push_back({.sequence = sequence,
+                    .fingerprint = found->second.fingerprint,
+                    .layer = static_cast<int>(packed >> 10 & 1023),
+                    .kv_head = static_cast<int>(packed & 1023),
+                    .page = static_cast<int64_t>(packed >> 20)});
+  }
+  return keys;
+}
+
+LowerTierStats PageBook::Stats() const {
+  MutexLock lock(&mutex_);
+  return {.total_bytes = total_bytes_,
+          .used_bytes = used_bytes_,
+          .free_bytes = total_bytes_ - used_bytes_,
+          .pages = pages_};
+}
+
+}  // namespace heavywater

@@ -1,0 +1,28 @@
+// Where a page lies, as the host tier and the tiers below tell each other.
+#pragma once
+
+#include <cstdint>
+
+#include "cache_service/tier/lower_tier.h"
+
+namespace heavywater {
+
+// Tiers by number: the host is 0, the ones below follow in their order.
+inline constexpr int kHostTier = 0;
+inline constexpr int kMaxTiers = 8;
+
+struct PagePlace {
+  PageKey key;
+  int tier = kHostTier;
+  uint32_t crc32c = 0;  // of a sealed page
+  int64_t page_bytes = 0;
+};
+
+// What became of a page that was copied to another tier.
+enum class Relocation {
+  kMoved,  // it lies there now
+  kKept,   // a rank has come back and may write to it: it stays where it was
+  kGone,   // its sequence has ended: the copy is nobody's
+};
+
+}  // namespace heavywater

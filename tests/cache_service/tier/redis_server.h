@@ -1,0 +1,33 @@
+// A real Redis for tests, on a free port of this machine.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+namespace heavywater {
+
+class RedisServer {
+ public:
+  // Null, with `reason`, where there is no redis-server or it does not start. `port` 0
+  // picks a free one.
+  static std::unique_ptr<RedisServer> Start(std::string* reason, int port = 0);
+  ~RedisServer();
+
+  void Kill();   // kill -9
+  void Pause();  // it lives, and answers nothing
+  void Continue();
+
+  int port() const { return port_; }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+
+ private:
+  RedisServer(pid_t pid, int port, std::string folder);
+
+  pid_t pid_;
+  const int port_;
+  const std::string folder_;
+};
+
+}  // namespace heavywater
