@@ -19,6 +19,9 @@ constexpr const char* kUsage =
               the whole step beside the full cache's attention
   step        GPUs only: a whole step of one rank with layers of Llama-3-8B's shape and random
               weights, contexts 8k and 32k, beside the time of reading what it must read
+  tier        pages of 64 KiB, 256 KiB, 1 MiB through the host tier, as a share of plain memcpy's
+              speed and a multiple of a Redis' over TCP; through the disk tier, as a share of
+              RocksDB's as it is
 
 On the CPU: one thread; caches are flushed before each step. On a GPU: steps over several layers,
 more than its cache holds, replayed as CUDA graphs, beside the bandwidth of a kernel that only
@@ -34,9 +37,11 @@ struct Command {
   absl::StatusOr<BenchJson> (*run)(const BenchOptions&);
   absl::StatusOr<BenchJson> (*run_cuda)(const BenchOptions&);
 };
+// Null: not there.
 constexpr Command kCommands[] = {{"attention", RunAttentionBench, RunCudaAttentionBench},
                                  {"recall", RunRecallBench, RunCudaRecallBench},
-                                 {"step", nullptr, RunCudaStepBench}};
+                                 {"step", nullptr, RunCudaStepBench},
+                                 {"tier", RunTierBench, nullptr}};
 
 const Command* FindCommand(std::string_view name) {
   for (const Command& command : kCommands) {
@@ -54,6 +59,7 @@ int UsageError(const char* what, std::string_view argument) {
 std::string Cell(const BenchJson& value) {
   if (value.is_null()) return "-";
   if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_number_integer()) return std::to_string(value.get<int64_t>());
   char text[32];
   std::snprintf(text, sizeof(text), "%.3f", value.get<double>());
@@ -101,8 +107,9 @@ int Run(int argc, char** argv) {
     }
   }
   if (command == nullptr) return UsageError("want a command, got", "none");
-  if (command->run == nullptr && !options.cuda) {
-    return UsageError("want --backend cuda with", command->name);
+  if ((options.cuda ? command->run_cuda : command->run) == nullptr) {
+    return UsageError(options.cuda ? "no --backend cuda with" : "want --backend cuda with",
+                      command->name);
   }
   const absl::StatusOr<BenchJson> report =
       options.cuda ? command->run_cuda(options) : command->run(options);
