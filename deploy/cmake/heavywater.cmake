@@ -76,9 +76,16 @@ if(NOT HEAVYWATER_CUDA STREQUAL "OFF")
   endif()
 endif()
 
+# A compiler newer than the project's may warn of more.
+option(HEAVYWATER_WERROR "Warnings are errors" ON)
+set(HEAVYWATER_WARNINGS -Wall -Wextra -Wno-unused-parameter)
+if(HEAVYWATER_WERROR)
+  list(APPEND HEAVYWATER_WARNINGS -Werror)
+endif()
+
 function(heavywater_compile_options target)
   target_compile_options(${target} PRIVATE
-    $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wall -Wextra -Wno-unused-parameter -Werror>)
+    $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${HEAVYWATER_WARNINGS}>)
   target_compile_definitions(${target} PRIVATE HEAVYWATER_VERSION="${PROJECT_VERSION}")
 endfunction()
 
@@ -107,7 +114,11 @@ function(heavywater_cuda_library name)
   cmake_parse_arguments(ARG "" "" "SRCS;KERNELS;HDRS;DEPS" ${ARGN})
   heavywater_library(${name} SRCS ${ARG_SRCS} ${ARG_KERNELS} HDRS ${ARG_HDRS}
     DEPS ${ARG_DEPS} CUDA::cudart_static)
-  set(warnings "-Werror=all-warnings" "-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter,-Werror")
+  list(JOIN HEAVYWATER_WARNINGS "," host_warnings)
+  set(warnings "-Xcompiler=${host_warnings}")
+  if(HEAVYWATER_WERROR)
+    list(PREPEND warnings "-Werror=all-warnings")
+  endif()
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:${warnings} -lineinfo --expt-relaxed-constexpr -Xptxas=-v>)
   set_target_properties(${name} PROPERTIES
