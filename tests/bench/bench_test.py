@@ -52,6 +52,29 @@ def test_json_is_one_object_with_a_row_for_each_target(command: str) -> None:
         assert report["fma_gflops"] > 0
 
 
+def test_tier_prints_a_row_for_each_tier_operation_and_check() -> None:
+    result = bench("tier", "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["tier"], row["op"], row["crc"]) for row in rows] == [
+        ("host", "put", False),
+        ("host", "get", False),
+        ("host", "put", True),
+        ("host", "get", True),
+        ("disk", "put", True),
+        ("disk", "get", True),
+    ]
+    for row in rows:
+        assert list(row) == ["tier", "op", "bytes", "crc", "vs_memcpy", "vs_redis", "vs_peer"]
+        assert row["bytes"] == 65536
+        if row["tier"] == "host":
+            assert row["vs_memcpy"] > 0
+            assert (row["vs_redis"] is not None) == (shutil.which("redis-server") is not None)
+            assert row["vs_peer"] is None
+        else:
+            assert row["vs_memcpy"] is row["vs_redis"] is None
+
+
 def test_without_json_it_prints_a_table() -> None:
     result = bench("recall", "--quick")
     assert result.returncode == 0, result.stderr
@@ -63,7 +86,7 @@ def test_without_json_it_prints_a_table() -> None:
 def test_help_names_the_commands() -> None:
     result = bench("--help")
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ROWS)
+    assert all(command in result.stdout for command in [*ROWS, "tier"])
 
 
 @pytest.mark.parametrize(

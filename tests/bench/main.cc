@@ -17,6 +17,9 @@ constexpr const char* kUsage =
               instructions), and what scores and the h2o plan add to it
   recall      a step with recall at 20 % of the bytes, 64 picks, contexts 8k, 32k: the scan and
               the whole step beside the full cache's attention
+  tier        pages of 64 KiB, 256 KiB, 1 MiB through the host tier, as a share of plain memcpy's
+              speed and a multiple of a Redis' over TCP; through the disk tier, as a share of
+              RocksDB's as it is
 
 One thread; caches are flushed before each step; medians. Wrong results end it with status 1.
 
@@ -29,7 +32,8 @@ struct Command {
   std::string_view name;
   absl::StatusOr<BenchJson> (*run)(const BenchOptions&);
 };
-constexpr Command kCommands[] = {{"attention", RunAttentionBench}, {"recall", RunRecallBench}};
+constexpr Command kCommands[] = {
+    {"attention", RunAttentionBench}, {"recall", RunRecallBench}, {"tier", RunTierBench}};
 
 const Command* FindCommand(std::string_view name) {
   for (const Command& command : kCommands) {
@@ -47,6 +51,7 @@ int UsageError(const char* what, std::string_view argument) {
 std::string Cell(const BenchJson& value) {
   if (value.is_null()) return "-";
   if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_number_integer()) return std::to_string(value.get<int64_t>());
   char text[32];
   std::snprintf(text, sizeof(text), "%.3f", value.get<double>());

@@ -33,5 +33,6 @@ inline std::unique_ptr<Backend> BenchBackend(const char* target) {
 absl::StatusOr<BenchJson> RunAttentionBench(const BenchOptions& options);
 // {"rows":[...]}; likewise.
 absl::StatusOr<BenchJson> RunRecallBench(const BenchOptions& options);
+absl::StatusOr<BenchJson> RunTierBench(const BenchOptions& options);
 
 }  // namespace heavywater
