@@ -84,6 +84,7 @@ absl::StatusOr<std::unique_ptr<RankCache>> RankCache::Create(const RankCacheOpti
   HW_RETURN_IF_ERROR(Check(options));
   HW_RETURN_IF_ERROR(backend.CheckShape(options.shape));
   std::unique_ptr<RankCache> cache(new RankCache(options, backend, tier));
+  HW_ASSIGN_OR_RETURN(cache->stream_, backend.NewStream());
   HW_ASSIGN_OR_RETURN(cache->workspace_, Workspace::Create(options, cache->memory_));
   return cache;
 }

@@ -91,6 +91,7 @@ class RankCache {
   absl::StatusOr<SequenceCache*> Find(SequenceId sequence) const;  // NOT_FOUND
   DeviceMemory& mutable_memory() { return memory_; }
   Backend& backend() { return backend_; }
+  // The rank's one queue: all work of its steps, the model's and collectives included.
   Stream& stream() { return stream_; }
   Workspace& workspace() { return *workspace_; }
   float attention_scale() const;
