@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include "worker/backend/cuda/attend_wave.h"
-#include "worker/backend/cuda/device_code.h"
 #include "worker/cache/kv_dtype.h"
 
 namespace heavywater::cuda {
