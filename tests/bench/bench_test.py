@@ -94,6 +94,10 @@ def test_help_names_the_commands() -> None:
     [
         (["recall", "--fast"], "unknown option --fast"),
         (["decoding"], "unknown command decoding"),
+        (["recall", "--backend", "tpu"], "unknown backend tpu"),
+        (["recall", "--backend"], "unknown option --backend"),
+        (["step"], "want --backend cuda with step"),
+        (["tier", "--backend", "cuda"], "no --backend cuda with tier"),
         (["recall", "attention"], "one command is enough, got also attention"),
         ([], "want a command"),
     ],
@@ -102,4 +106,13 @@ def test_what_it_does_not_know_is_an_error(arguments: list[str], complaint: str)
     result = bench(*arguments)
     assert result.returncode == 2
     assert complaint in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine may have a GPU")
+@pytest.mark.parametrize("command", [*ROWS, "step"])
+def test_without_a_gpu_its_rows_are_refused_and_said_why(command: str) -> None:
+    result = bench(command, "--backend", "cuda", "--json")
+    assert result.returncode == 1
+    assert "FAILED_PRECONDITION" in result.stderr
     assert result.stdout == ""

@@ -30,18 +30,21 @@ class MmaTile {
   static constexpr int kRows = 2;      // of a thread
   static constexpr int kKeys = kTileKeys / kRowLanes;
   static constexpr int kColumns = kDim / kRowLanes;
-  static constexpr bool kValuesApart = true;
+  // From 128 channels on keys and values take turns in one buffer, so that two blocks
+  // fit the shared memory of a multiprocessor of sm_80.
+  static constexpr bool kValuesApart = kDim < 128;
 
   static constexpr int kTerms = 3;  // of a query
   // Padded: the 8 rows and 4 words of a fragment lie in 32 different banks.
   static constexpr int kStride = kDim + 8;
   static constexpr size_t kSharedBytes =
-      (kTerms * kTileRows + 2 * kKvTerms * kTileKeys) * kStride * sizeof(uint16_t);
+      (kTerms * kTileRows + (kValuesApart ? 2 : 1) * kKvTerms * kTileKeys) * kStride *
+      sizeof(uint16_t);
 
   __device__ explicit MmaTile(unsigned char* shared)
       : queries_(reinterpret_cast<uint16_t*>(shared)),
         keys_(queries_ + kTerms * kTileRows * kStride),
-        values_(keys_ + kKvTerms * kTileKeys * kStride) {}
+        values_(kValuesApart ? keys_ + kKvTerms * kTileKeys * kStride : keys_) {}
 
   __device__ __forceinline__ static int Row(int i) {
     return static_cast<int>(threadIdx.x) / kWarp * 16 + FragmentRow() + 8 * i;
