@@ -13,8 +13,9 @@
 //    in order, on this one stream.
 //  - The lists that a copy's kernel reads lie in the staging ring: the ring is told of
 //    this stream (StagingRing::AlsoUsedOn).
-//  - A captured graph must end joined: whoever captures calls Join() last, and
-//    Synchronize() before it begins.
+//  - A captured graph must end joined: whoever captures ends with an operation that
+//    joins, and calls Synchronize() before it begins. Copies in a graph are the graph's:
+//    work outside is ordered behind them by the stream that launches it.
 // A join costs nothing when no copy is under way that the stream does not wait for
 // already; the copy of one layer is done long before the next layer's append.
 #pragma once
@@ -48,11 +49,15 @@ class WriteThrough {
 
  private:
   WriteThrough() = default;
+  // Of the capture under way on the stream; 0: none.
+  static absl::StatusOr<unsigned long long> CaptureOf(cudaStream_t stream);
 
   cudaStream_t stream_ = nullptr;
   cudaEvent_t forked_ = nullptr;
   cudaEvent_t copied_ = nullptr;
   int64_t copies_ = 0;
+  cudaEvent_t captured_copied_ = nullptr;
+  unsigned long long capture_ = 0;  // whose copies that event follows; 0: none
   std::vector<std::pair<cudaStream_t, int64_t>> joined_;  // copies that a stream waits for
 };
 

@@ -18,11 +18,12 @@ TEST_F(GraphTest, OperationsThatWereCapturedDoTheSameAgainWhenTheGraphIsLaunched
   const DeviceBuffer kept = backend().Allocate(6).value();
   const DeviceBuffer victims = backend().Allocate(4 * 2).value();
   const DeviceBuffer victim_scores = backend().Allocate(8 * 2).value();
+  DeviceBuffer rows = Rows(shape, 1, 4);
   Stream stream = backend().NewStream().value();
   ASSERT_TRUE(backend().Synchronize(stream).ok());
   ASSERT_EQ(cudaStreamBeginCapture(HandleOf(stream), cudaStreamCaptureModeThreadLocal),
             cudaSuccess);
-  Append(shape, layer.view(), 1, 5, 4, host.data(), stream);
+  Append(shape, layer.view(), 1, 5, std::move(rows), host.data(), stream);
   ASSERT_TRUE(backend().CollectGains(shape, layer.view(), sums.As<int64_t>(), stream).ok());
   ASSERT_TRUE(backend().AddScores(layer.view(), sums.As<int64_t>(), 1.0, stream).ok());
   ASSERT_TRUE(backend()

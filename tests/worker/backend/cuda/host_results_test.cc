@@ -13,6 +13,7 @@ class HostResultsTest : public ShimTest {
   HostResultsTest() {
     EXPECT_EQ(cudaMalloc(&device_, 400), cudaSuccess);
     EXPECT_EQ(cudaMemset(device_, 7, 400), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
   ~HostResultsTest() override { EXPECT_EQ(cudaFree(device_), cudaSuccess); }
 

@@ -24,17 +24,24 @@ class SlotsTest : public ShimTest {
     return shape;
   }
 
-  // Rows in which every channel is `value`.
+  // Rows in which every channel is `value`; any stream may read them.
   DeviceBuffer Rows(const KvShape& shape, int64_t tokens, float value) {
-    return Upload(backend(),
-                  std::vector<float>(tokens * shape.num_kv_heads * shape.head_dim, value));
+    DeviceBuffer rows =
+        Upload(backend(), std::vector<float>(tokens * shape.num_kv_heads * shape.head_dim, value));
+    Stream stream;
+    EXPECT_TRUE(backend().Synchronize(stream).ok());
+    return rows;
   }
 
-  // Tokens from position `first` on, into slots counted from `slot`; their host rows
-  // from `host` on where it is given.
+  // Tokens from position `slot` on into as many slots from there; their host rows from
+  // `host` on where it is given.
   void Append(const KvShape& shape, const LayerView& layer, int64_t tokens, int32_t slot,
               float value, std::byte* host, Stream& stream) {
-    rows_.push_back(Rows(shape, tokens, value));
+    Append(shape, layer, tokens, slot, Rows(shape, tokens, value), host, stream);
+  }
+  void Append(const KvShape& shape, const LayerView& layer, int64_t tokens, int32_t slot,
+              DeviceBuffer rows, std::byte* host, Stream& stream) {
+    rows_.push_back(std::move(rows));
     std::vector<int32_t> slots(tokens);
     std::iota(slots.begin(), slots.end(), slot);
     std::vector<HostRow> host_rows;

@@ -125,6 +125,7 @@ TEST_F(StagingRingTest, WhatAGraphReadsIsKept) {
   }
   for (int replay = 0; replay < 2; ++replay) {
     ASSERT_EQ(cudaMemset(device, 0, 400), cudaSuccess);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     ASSERT_EQ(cudaGraphLaunch(exec, stream.get()), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream.get()), cudaSuccess);
     std::vector<int32_t> read(100);

@@ -76,6 +76,8 @@ TEST_F(WriteThroughTest, ZeroAndCopiesWaitForTheCopies) {
   ExpectHostRows(2);
 
   const DeviceBuffer other = Upload(backend(), rubbish);
+  Stream default_stream;
+  ASSERT_TRUE(backend().Synchronize(default_stream).ok());
   AppendAll(3, host_.data());
   ASSERT_TRUE(backend().CopyOnDevice(layer_.view().values, other.As<std::byte>(), stream_).ok());
   Synchronize();
@@ -85,6 +87,8 @@ TEST_F(WriteThroughTest, ZeroAndCopiesWaitForTheCopies) {
 TEST_F(WriteThroughTest, GatheringIntoTheSlotsWaitsForTheCopies) {
   AppendAll(1, host_.data());
   const DeviceLayer empty(backend(), EmptyLayer(shape_, 1, kTokens));
+  Stream default_stream;
+  ASSERT_TRUE(backend().Synchronize(default_stream).ok());
   const std::vector<Position> kept = {0, 1, 2, 3, 4};
   ASSERT_TRUE(backend()
                   .GatherSlots(shape_, empty.view(), layer_.view(), kept, kTokens, {}, 0, stream_)

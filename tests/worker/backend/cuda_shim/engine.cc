@@ -47,6 +47,9 @@ const char* NameOf(Stop stop) {
 
 bool IsOfBlock(Stop stop) { return stop >= Stop::kSyncThreads && stop <= Stop::kSyncThreadsOr; }
 
+// Takes a thread that fails back to where it began, so that it leaves nothing behind.
+struct Failed {};
+
 class Engine {
  public:
   std::string Run(const Launch& launch);
@@ -192,8 +195,15 @@ void Engine::CheckGuard() {
 void Engine::Entry() {
   FiberEntered();
   Engine& engine = TheEngine();
-  engine.launch_->body();
-  engine.StopAt(Stop::kEnded);
+  try {
+    engine.launch_->body();
+    engine.StopAt(Stop::kEnded);
+  } catch (const Failed&) {
+    // The kernel ends here. The switch comes after the handler: whoever runs next may
+    // throw, too.
+  }
+  static Fiber ended;  // never gone back to
+  SwitchFiber(ended, engine.host_);
   std::abort();  // nobody goes on with a thread that has ended
 }
 
@@ -313,10 +323,7 @@ void Engine::Fail(const std::string& message) {
   failure_ = "kernel " + FunctionName(launch_->kernel) + ", block " + std::to_string(blockIdx.x) +
              "," + std::to_string(blockIdx.y) + "," + std::to_string(blockIdx.z) + ", " +
              Where(thread) + ": " + message;
-  // Whoever runs is never gone on with.
-  Fiber abandoned;
-  SwitchFiber(abandoned, host_);
-  std::abort();
+  throw Failed();
 }
 
 int Engine::Reduce(Stop stop, int value) {

@@ -80,6 +80,10 @@ void CreateFiber(Fiber& fiber) {
 #if defined(__x86_64__)
 
 void ResetFiber(Fiber& fiber, void (*entry)()) {
+#if defined(__SANITIZE_ADDRESS__)
+  // The last run's outermost frame was never left.
+  __asan_unpoison_memory_region(fiber.stack + fiber.stack_bytes - 1024, 1024);
+#endif
   auto** top = reinterpret_cast<void**>(fiber.stack + fiber.stack_bytes);
   // Six registers, the address to return to, and one word so that the stack is
   // aligned as after a call.

@@ -17,7 +17,8 @@ struct Streams {
   std::set<CUstream_st*> created;
   Random random{1};
   cudaError_t sticky = cudaSuccess;
-  int captures = 0;
+  int captures = 0;                     // under way
+  unsigned long long last_capture = 0;  // NOLINT(google-runtime-int)
 };
 Streams& All() {
   static auto* streams = new Streams;
@@ -199,7 +200,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const RuntimeLock lock;
-  if (event->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
+  if (event->capture != nullptr) return cudaErrorCapturedEvent;
   const std::shared_ptr<Record> record = event->record;
   while (record != nullptr && !record->done && All().sticky == cudaSuccess) {
     heavywater::cuda_shim::Step(record->stream);
@@ -208,7 +209,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const RuntimeLock lock;
-  if (event->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
+  if (event->capture != nullptr) return cudaErrorCapturedEvent;
   if (All().sticky != cudaSuccess) return All().sticky;
   if (event->record == nullptr || event->record->done) return cudaSuccess;
   heavywater::cuda_shim::Step(event->record->stream);
@@ -223,6 +224,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   const RuntimeLock lock;
   if (event == nullptr) return cudaErrorInvalidResourceHandle;
   CUstream_st* resolved = Resolve(stream);
+  if (event->capture != nullptr && event->capture->ended) return cudaErrorCapturedEvent;
   if (event->capture != nullptr) {
     // The stream joins the capture.
     if (resolved->capture != nullptr && resolved->capture != event->capture) {
@@ -245,7 +247,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   const RuntimeLock lock;
   if (stream == nullptr || stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
-  stream->capture = std::make_shared<Capture>(Capture{.origin = stream, .work = {}});
+  stream->capture = std::make_shared<Capture>();
+  stream->capture->origin = stream;
+  stream->capture->id = ++All().last_capture;
   stream->clock.clear();
   ++All().captures;
   return cudaSuccess;
@@ -261,6 +265,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     other->capture = nullptr;
   }
   for (CUstream_st* other : All().created) other->clock.clear();
+  capture->ended = true;
   --All().captures;
   if (!joined) return cudaErrorStreamCaptureUnjoined;
   *graph = new CUgraph_st{.work = capture->work};
@@ -270,6 +275,14 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   const RuntimeLock lock;
   *status = Resolve(stream)->capture != nullptr ? cudaStreamCaptureStatusActive
                                                 : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id) {  // NOLINT(google-runtime-int)
+  const RuntimeLock lock;
+  const std::shared_ptr<Capture>& capture = Resolve(stream)->capture;
+  *status = capture != nullptr ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  if (capture != nullptr && id != nullptr) *id = capture->id;
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,

@@ -24,6 +24,8 @@ struct Record {
 using Clock = std::map<const CUstream_st*, int64_t>;
 struct Capture {
   CUstream_st* origin = nullptr;
+  unsigned long long id = 0;  // NOLINT(google-runtime-int)
+  bool ended = false;
   std::vector<Work> work;  // in the order in which it was enqueued
 };
 
