@@ -114,7 +114,7 @@ __device__ __forceinline__ void ScanPages(const ScanWalk& walk, int head_dim, in
 }
 
 template <int kHeads>
-__global__ void __launch_bounds__(kScanThreads, 2)
+__global__ void __launch_bounds__(kScanThreads, kHeads <= 4 ? 2 : 1)
     ScanKernel(WaveShape shape, const WaveToken* tokens, const SplitSum* totals, RecallWave wave) {
   const int group_size = shape.num_query_heads / shape.num_kv_heads;
   const int padded_group = (group_size + kHeads - 1) / kHeads * kHeads;
