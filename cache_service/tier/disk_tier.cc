@@ -4,7 +4,6 @@
 #include <rocksdb/options.h>
 #include <rocksdb/write_batch.h>
 
-#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <system_error>
@@ -13,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
+#include "cache_service/tier/disk_tier_options.h"
 #include "cache_service/tier/page_book.h"
 #include "cache_service/tier/stored_page.h"
 
@@ -23,25 +23,8 @@ constexpr char kName[] = "disk";
 // Shorter than every page's key, so that it is none.
 constexpr char kVersionKey[] = "heavywater";
 constexpr size_t kKeysPerBatch = 1024;
-
-rocksdb::Options DatabaseOptions(int64_t total_bytes) {
-  rocksdb::Options options;
-  options.create_if_missing = true;
-  options.compression = rocksdb::kNoCompression;  // KV does not compress
-  options.enable_blob_files = true;  // pages are written once, not merged over and over
-  options.min_blob_size = 1024;
-  options.blob_file_size = std::clamp<int64_t>(total_bytes / 16, 1 << 20, 256 << 20);
-  options.enable_blob_garbage_collection = true;
-  options.blob_garbage_collection_age_cutoff = 1.0;
-  options.blob_garbage_collection_force_threshold = 0.5;
-  // Memory beside the slab: two of these at most.
-  options.write_buffer_size = std::clamp<int64_t>(total_bytes / 16, 1 << 20, 16 << 20);
-  options.max_write_buffer_number = 2;
-  options.max_open_files = 256;
-  options.keep_log_file_num = 2;
-  options.max_log_file_size = 1 << 20;
-  return options;
-}
+// Beside the page's bytes: key, header, and what RocksDB writes around them.
+constexpr size_t kRecordBytes = kStoredKeyBytes + kStoredHeaderBytes + 32;
 
 // Without the write-ahead log: pages do not outlive the process, and the log would
 // write each of them twice.
@@ -69,7 +52,7 @@ std::string VersionText() { return absl::StrCat(kStoredPageVersion); }
 absl::StatusOr<std::unique_ptr<rocksdb::DB>> OpenDatabase(const DiskTierOptions& options) {
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status =
-      rocksdb::DB::Open(DatabaseOptions(options.total_bytes), options.path, &db);
+      rocksdb::DB::Open(DiskTierDatabaseOptions(options.total_bytes), options.path, &db);
   if (!status.ok()) {
     return absl::UnavailableError(
         absl::StrCat("disk_path \"", options.path, "\": ", status.ToString()));
@@ -105,7 +88,9 @@ class DiskTier final : public LowerTier {
   std::vector<absl::Status> Put(std::span<const PageCopy> pages) override {
     std::vector<absl::Status> statuses;
     std::vector<PageKey> added;
-    rocksdb::WriteBatch batch;
+    size_t batch_bytes = 0;
+    for (const PageCopy& page : pages) batch_bytes += page.bytes.size() + kRecordBytes;
+    rocksdb::WriteBatch batch(batch_bytes);  // grown, it would be copied again and again
     for (const PageCopy& page : pages) {
       const auto room = book_.Add(page.key, static_cast<int64_t>(page.bytes.size()));
       statuses.push_back(room.status());
@@ -186,8 +171,8 @@ absl::StatusOr<std::unique_ptr<LowerTier>> OpenDiskTier(const DiskTierOptions& o
   const absl::Status version = CheckVersion(*db, options.path);
   if (version.ok()) {
     db.reset();
-    HW_RETURN_IF_ERROR(
-        FromRocksDb(rocksdb::DestroyDB(options.path, DatabaseOptions(options.total_bytes))));
+    HW_RETURN_IF_ERROR(FromRocksDb(
+        rocksdb::DestroyDB(options.path, DiskTierDatabaseOptions(options.total_bytes))));
     HW_ASSIGN_OR_RETURN(db, OpenDatabase(options));
   } else if (!absl::IsNotFound(version)) {
     return version;

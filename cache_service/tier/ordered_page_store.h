@@ -3,6 +3,7 @@
 // up when they are read.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -32,7 +33,8 @@ struct OrderedStoreOptions {
 // Thread safe. Only pages of sequences that all ranks have stopped writing leave the
 // slab: the others are read in place. A page is in one tier at any time; it leaves one
 // only after the next has acknowledged it. What fails changes nothing but a counter.
-// No lock is held while a tier below works.
+// While a tier below works no lock is held but those that let one thread at a time move
+// pages out of a tier.
 class OrderedPageStore final : public PageStore {
  public:
   // The clock must outlive it.
@@ -95,6 +97,7 @@ class OrderedPageStore final : public PageStore {
     std::vector<std::byte> memory;
     std::vector<PagePlace> places;
     std::vector<PageCopy> copies;  // of `places`, in `memory`
+    int damaged = 0;               // pages that were to come along
   };
 
   // Tiers are counted from the host's 0.
@@ -103,6 +106,7 @@ class OrderedPageStore final : public PageStore {
 
   // Bytes that have left the tier for the next one: a batch of one sequence.
   int64_t MoveDown(int from);
+  int64_t MoveBatch(int from, const Batch& batch);
   Batch CopyBatch(int from, const std::vector<PagePlace>& places);
   absl::Status CopyPage(const PagePlace& place, std::span<std::byte> bytes);
   int64_t FinishMoves(int from, const Batch& batch, const std::vector<absl::Status>& stored);
@@ -119,6 +123,9 @@ class OrderedPageStore final : public PageStore {
   const std::unique_ptr<HostPageStore> host_;
   const OrderedStoreOptions options_;
   Clock& clock_;
+  // Of moves out of each tier, from the host's 0: taken in this order, and before others.
+  // So the room that a tier is found to have is there when pages come.
+  std::array<Mutex, kMaxTiers> move_mutexes_;
   mutable Mutex mutex_;       // of everything below but the tiers themselves
   std::vector<Below> below_;  // its size and its tiers never change
   bool host_draining_ ABSL_GUARDED_BY(mutex_) = false;

@@ -31,22 +31,30 @@ bool OrderedPageStore::IsAboveWatermark(int tier) {
 }
 
 int64_t OrderedPageStore::MoveDown(int from) {
+  if (from + 1 >= num_tiers() || IsResting(from + 1)) return 0;
+  MutexLock lock(&move_mutexes_[from]);
+  while (true) {
+    const HostPageStore::Moves moves = host_->BeginMoves(from, options_.max_move_bytes);
+    if (moves.pages.empty()) return moves.freed_bytes;
+    const Batch batch = CopyBatch(from, moves.pages);
+    const int64_t freed = moves.freed_bytes + MoveBatch(from, batch);
+    // Pages that are damaged where they lie do not come again: others may move.
+    if (freed > 0 || batch.damaged == 0) return freed;
+  }
+}
+
+int64_t OrderedPageStore::MoveBatch(int from, const Batch& batch) {
+  if (batch.places.empty()) return 0;
   const int to = from + 1;
-  if (to >= num_tiers() || IsResting(to)) return 0;
-  const HostPageStore::Moves moves = host_->BeginMoves(from, options_.max_move_bytes);
-  if (moves.pages.empty()) return moves.freed_bytes;
   {
     MutexLock lock(&mutex_);
-    lowered_.insert(moves.pages.front().key.sequence);
+    lowered_.insert(batch.places.front().key.sequence);
   }
   const int64_t need =
-      StoredBytes(moves.pages.front().page_bytes) * static_cast<int64_t>(moves.pages.size());
+      StoredBytes(batch.places.front().page_bytes) * static_cast<int64_t>(batch.places.size());
   while (TierAt(to).Stats().free_bytes < need && MoveDown(to) > 0) {
   }
-  const Batch batch = CopyBatch(from, moves.pages);
-  // All of them damaged in the slab: they do not come again, others may.
-  if (batch.places.empty() && from == kHostTier) return moves.freed_bytes + MoveDown(from);
-  return moves.freed_bytes + FinishMoves(from, batch, TierAt(to).Put(batch.copies));
+  return FinishMoves(from, batch, TierAt(to).Put(batch.copies));
 }
 
 absl::Status OrderedPageStore::CopyPage(const PagePlace& place, std::span<std::byte> bytes) {
@@ -74,7 +82,10 @@ OrderedPageStore::Batch OrderedPageStore::CopyBatch(int from,
       continue;
     }
     CountFailure(from, copied);
-    if (absl::IsDataLoss(copied) || absl::IsNotFound(copied)) host_->MarkStuck(place.key);
+    if (absl::IsDataLoss(copied) || absl::IsNotFound(copied)) {
+      host_->MarkStuck(place.key);
+      ++batch.damaged;
+    }
     host_->Settle(place.key);
   }
   return batch;

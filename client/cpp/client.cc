@@ -3,14 +3,12 @@
 #include <grpcpp/grpcpp.h>
 
 #include <random>
-#include <span>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "cache_service/base/crc32c.h"
 #include "cache_service/base/status.h"
-#include "client/cpp/rpc_status.h"
+#include "client/cpp/reading.h"
 
 namespace heavywater {
 namespace {
@@ -29,26 +27,6 @@ std::string NewRequestId() {
   std::random_device random;
   return absl::StrCat(absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8),
                       absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8));
-}
-
-// Reads a stream to its end, handing each message to `take`.
-template <typename Message, typename Take>
-absl::Status Drain(grpc::ClientReaderInterface<Message>& reader, const Take& take) {
-  Message message;
-  absl::Status taken;
-  // Read on after an error of ours: a stream must be drained to be finished.
-  while (reader.Read(&message)) {
-    if (taken.ok()) taken = take(message);
-  }
-  HW_RETURN_IF_ERROR(FromGrpc(reader.Finish()));
-  return taken;
-}
-
-absl::Status CheckRows(const v1::ReadResponse& response) {
-  const uint32_t actual = Crc32c(std::as_bytes(std::span(response.rows())));
-  if (actual == response.crc32c()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("rows from position ", response.first_position(),
-                                          " have CRC32C ", actual, ", want ", response.crc32c()));
 }
 
 // A set that exceeds a message comes in several, whose lists are appended.

@@ -24,6 +24,7 @@ if(HEAVYWATER_SANITIZE)
   add_link_options(-fsanitize=${HEAVYWATER_SANITIZE})
 endif()
 
+include(heavywater_package)
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED)
 if(HEAVYWATER_SERVERS)
@@ -75,9 +76,16 @@ if(NOT HEAVYWATER_CUDA STREQUAL "OFF")
   endif()
 endif()
 
+# A compiler newer than the project's may warn of more.
+option(HEAVYWATER_WERROR "Warnings are errors" ON)
+set(HEAVYWATER_WARNINGS -Wall -Wextra -Wno-unused-parameter)
+if(HEAVYWATER_WERROR)
+  list(APPEND HEAVYWATER_WARNINGS -Werror)
+endif()
+
 function(heavywater_compile_options target)
   target_compile_options(${target} PRIVATE
-    $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wall -Wextra -Wno-unused-parameter -Werror>)
+    $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${HEAVYWATER_WARNINGS}>)
   target_compile_definitions(${target} PRIVATE HEAVYWATER_VERSION="${PROJECT_VERSION}")
 endfunction()
 
@@ -94,7 +102,7 @@ function(heavywater_library name)
     set(scope INTERFACE)
   endif()
   target_sources(${name} ${scope} FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${ARG_HDRS})
-  target_include_directories(${name} ${scope} ${CMAKE_SOURCE_DIR})
+  target_include_directories(${name} ${scope} $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>)
   target_link_libraries(${name} ${scope} ${ARG_DEPS})
   set_target_properties(${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
 endfunction()
@@ -106,7 +114,11 @@ function(heavywater_cuda_library name)
   cmake_parse_arguments(ARG "" "" "SRCS;KERNELS;HDRS;DEPS" ${ARGN})
   heavywater_library(${name} SRCS ${ARG_SRCS} ${ARG_KERNELS} HDRS ${ARG_HDRS}
     DEPS ${ARG_DEPS} CUDA::cudart_static)
-  set(warnings "-Werror=all-warnings" "-Xcompiler=-Wall,-Wextra,-Wno-unused-parameter,-Werror")
+  list(JOIN HEAVYWATER_WARNINGS "," host_warnings)
+  set(warnings "-Xcompiler=${host_warnings}")
+  if(HEAVYWATER_WERROR)
+    list(PREPEND warnings "-Werror=all-warnings")
+  endif()
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:${warnings} -lineinfo --expt-relaxed-constexpr -Xptxas=-v>)
   set_target_properties(${name} PROPERTIES

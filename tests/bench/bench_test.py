@@ -52,6 +52,29 @@ def test_json_is_one_object_with_a_row_for_each_target(command: str) -> None:
         assert report["fma_gflops"] > 0
 
 
+def test_tier_prints_a_row_for_each_tier_operation_and_check() -> None:
+    result = bench("tier", "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["tier"], row["op"], row["crc"]) for row in rows] == [
+        ("host", "put", False),
+        ("host", "get", False),
+        ("host", "put", True),
+        ("host", "get", True),
+        ("disk", "put", True),
+        ("disk", "get", True),
+    ]
+    for row in rows:
+        assert list(row) == ["tier", "op", "bytes", "crc", "vs_memcpy", "vs_redis", "vs_peer"]
+        assert row["bytes"] == 65536
+        if row["tier"] == "host":
+            assert row["vs_memcpy"] > 0
+            assert (row["vs_redis"] is not None) == (shutil.which("redis-server") is not None)
+            assert row["vs_peer"] is None
+        else:
+            assert row["vs_memcpy"] is row["vs_redis"] is None
+
+
 def test_without_json_it_prints_a_table() -> None:
     result = bench("recall", "--quick")
     assert result.returncode == 0, result.stderr
@@ -63,7 +86,7 @@ def test_without_json_it_prints_a_table() -> None:
 def test_help_names_the_commands() -> None:
     result = bench("--help")
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ROWS)
+    assert all(command in result.stdout for command in [*ROWS, "tier"])
 
 
 @pytest.mark.parametrize(
@@ -71,6 +94,10 @@ def test_help_names_the_commands() -> None:
     [
         (["recall", "--fast"], "unknown option --fast"),
         (["decoding"], "unknown command decoding"),
+        (["recall", "--backend", "tpu"], "unknown backend tpu"),
+        (["recall", "--backend"], "unknown option --backend"),
+        (["step"], "want --backend cuda with step"),
+        (["tier", "--backend", "cuda"], "no --backend cuda with tier"),
         (["recall", "attention"], "one command is enough, got also attention"),
         ([], "want a command"),
     ],
@@ -79,4 +106,13 @@ def test_what_it_does_not_know_is_an_error(arguments: list[str], complaint: str)
     result = bench(*arguments)
     assert result.returncode == 2
     assert complaint in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine may have a GPU")
+@pytest.mark.parametrize("command", [*ROWS, "step"])
+def test_without_a_gpu_its_rows_are_refused_and_said_why(command: str) -> None:
+    result = bench(command, "--backend", "cuda", "--json")
+    assert result.returncode == 1
+    assert "FAILED_PRECONDITION" in result.stderr
     assert result.stdout == ""

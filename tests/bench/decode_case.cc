@@ -49,6 +49,23 @@ LayerImage RandomLayer(std::mt19937& rng, const KvShape& shape, int64_t context)
   return layer;
 }
 
+LayerImage Repeat(const KvShape& shape, const LayerImage& from, int64_t context) {
+  LayerImage layer = EmptyLayer(shape, 1, context);
+  std::iota(layer.positions.begin(), layer.positions.end(), 0);
+  layer.used = context;
+  const int64_t row = shape.row_bytes() / 2;
+  for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+    for (int64_t first = 0; first < context; first += from.capacity) {
+      const int64_t bytes = std::min(from.capacity, context - first) * row;
+      const int64_t source = kv_head * from.capacity * row;
+      const int64_t target = (kv_head * context + first) * row;
+      std::copy_n(from.keys.begin() + source, bytes, layer.keys.begin() + target);
+      std::copy_n(from.values.begin() + source, bytes, layer.values.begin() + target);
+    }
+  }
+  return layer;
+}
+
 absl::Status CheckClose(const char* what, double got, double want, double tolerance) {
   if (std::abs(got - want) <= tolerance) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(what, " is ", got, ", want ", want));
@@ -83,10 +100,14 @@ double AttentionOperations(int64_t positions) {
   return 4.0 * static_cast<double>(positions) * shape.num_query_heads * shape.head_dim;
 }
 
-DecodeInputs RandomInputs(int64_t context) {
+DecodeInputs RandomInputs(int64_t context) { return RepeatedInputs(context, context); }
+
+DecodeInputs RepeatedInputs(int64_t context, int64_t period) {
   const KvShape shape = BenchShape();
   std::mt19937 rng(kSeed);
-  DecodeInputs inputs{.layer = RandomLayer(rng, shape, context), .queries = {}};
+  LayerImage layer = RandomLayer(rng, shape, std::min(context, period));
+  DecodeInputs inputs{.layer = period < context ? Repeat(shape, layer, context) : std::move(layer),
+                      .queries = {}};
   inputs.queries =
       RandomFloats(rng, int64_t{shape.num_query_heads} * shape.head_dim, kQueryDeviation);
   MakeSink(shape, inputs);

@@ -28,6 +28,8 @@ struct DecodeInputs {
 // Random keys, but for position 0: a sink that takes most of the attention, as in real
 // models. Without it half of all positions would be worth recalling.
 DecodeInputs RandomInputs(int64_t context);
+// Quicker to make: keys and values repeat with a period of `period` positions.
+DecodeInputs RepeatedInputs(int64_t context, int64_t period);
 
 // The step on one backend.
 class DecodeCase {

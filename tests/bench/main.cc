@@ -10,15 +10,22 @@ namespace heavywater {
 namespace {
 
 constexpr const char* kUsage =
-    R"(usage: heavywater-bench COMMAND [--json] [--quick]
+    R"(usage: heavywater-bench COMMAND [--backend cpu|cuda] [--json] [--quick]
 
   attention   a decode step's attention, 32 query and 8 KV heads of size 128 in bf16, contexts
               2k, 8k, 32k: share of the read bandwidth and of the roofline (of the target's own
               instructions), and what scores and the h2o plan add to it
   recall      a step with recall at 20 % of the bytes, 64 picks, contexts 8k, 32k: the scan and
               the whole step beside the full cache's attention
+  step        GPUs only: a whole step of one rank with layers of Llama-3-8B's shape and random
+              weights, contexts 8k and 32k, beside the time of reading what it must read
+  tier        pages of 64 KiB, 256 KiB, 1 MiB through the host tier, as a share of plain memcpy's
+              speed and a multiple of a Redis' over TCP; through the disk tier, as a share of
+              RocksDB's as it is
 
-One thread; caches are flushed before each step; medians. Wrong results end it with status 1.
+On the CPU: one thread; caches are flushed before each step. On a GPU: steps over several layers,
+more than its cache holds, replayed as CUDA graphs, beside the bandwidth of a kernel that only
+reads. Medians. Wrong results end it with status 1.
 
   --json      prints one JSON object and nothing else on standard output
   --quick     one short context and few rounds: shows that it works, not how fast
@@ -28,8 +35,13 @@ One thread; caches are flushed before each step; medians. Wrong results end it w
 struct Command {
   std::string_view name;
   absl::StatusOr<BenchJson> (*run)(const BenchOptions&);
+  absl::StatusOr<BenchJson> (*run_cuda)(const BenchOptions&);
 };
-constexpr Command kCommands[] = {{"attention", RunAttentionBench}, {"recall", RunRecallBench}};
+// Null: not there.
+constexpr Command kCommands[] = {{"attention", RunAttentionBench, RunCudaAttentionBench},
+                                 {"recall", RunRecallBench, RunCudaRecallBench},
+                                 {"step", nullptr, RunCudaStepBench},
+                                 {"tier", RunTierBench, nullptr}};
 
 const Command* FindCommand(std::string_view name) {
   for (const Command& command : kCommands) {
@@ -47,6 +59,7 @@ int UsageError(const char* what, std::string_view argument) {
 std::string Cell(const BenchJson& value) {
   if (value.is_null()) return "-";
   if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (value.is_number_integer()) return std::to_string(value.get<int64_t>());
   char text[32];
   std::snprintf(text, sizeof(text), "%.3f", value.get<double>());
@@ -79,6 +92,10 @@ int Run(int argc, char** argv) {
     }
     if (argument == "--json") {
       json = true;
+    } else if (argument == "--backend" && i + 1 < argc) {
+      const std::string_view backend = argv[++i];
+      if (backend != "cpu" && backend != "cuda") return UsageError("unknown backend", backend);
+      options.cuda = backend == "cuda";
     } else if (argument == "--quick") {
       options.quick = true;
     } else if (argument.starts_with("-")) {
@@ -90,7 +107,12 @@ int Run(int argc, char** argv) {
     }
   }
   if (command == nullptr) return UsageError("want a command, got", "none");
-  const absl::StatusOr<BenchJson> report = command->run(options);
+  if ((options.cuda ? command->run_cuda : command->run) == nullptr) {
+    return UsageError(options.cuda ? "no --backend cuda with" : "want --backend cuda with",
+                      command->name);
+  }
+  const absl::StatusOr<BenchJson> report =
+      options.cuda ? command->run_cuda(options) : command->run(options);
   if (!report.ok()) {
     std::fprintf(stderr, "heavywater-bench: %s\n", report.status().ToString().c_str());
     return 1;

@@ -14,6 +14,7 @@ namespace heavywater {
 struct BenchOptions {
   // Short contexts and few rounds: shows that it works, not how fast.
   bool quick = false;
+  bool cuda = false;  // on a GPU instead of the CPU
   // Odd. Fewer of long contexts: to flush them takes longer than to attend to them.
   int rounds(int64_t context) const { return quick ? 3 : context > 8192 ? 7 : 15; }
 };
@@ -33,5 +34,12 @@ inline std::unique_ptr<Backend> BenchBackend(const char* target) {
 absl::StatusOr<BenchJson> RunAttentionBench(const BenchOptions& options);
 // {"rows":[...]}; likewise.
 absl::StatusOr<BenchJson> RunRecallBench(const BenchOptions& options);
+absl::StatusOr<BenchJson> RunTierBench(const BenchOptions& options);
+
+// Likewise on a GPU, with target "cuda", and what the device is and can do.
+// FAILED_PRECONDITION without one, or when built without CUDA.
+absl::StatusOr<BenchJson> RunCudaAttentionBench(const BenchOptions& options);
+absl::StatusOr<BenchJson> RunCudaRecallBench(const BenchOptions& options);
+absl::StatusOr<BenchJson> RunCudaStepBench(const BenchOptions& options);
 
 }  // namespace heavywater

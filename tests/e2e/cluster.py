@@ -148,8 +148,10 @@ class Cluster:
         for rank in range(size):
             flags = {**common, "rank": rank, **per_rank.get(rank, {})}
             self.workers.append(Process(binary, flags, self.folder / f"rank{rank}.log"))
-        self.worker_address = self.workers[0].wait_for_line("listening on ")
-        self.wait_ready(self.worker_address)
+        self.worker_addresses = [process.wait_for_line("listening on ") for process in self.workers]
+        self.worker_address = self.worker_addresses[0]
+        for address in self.worker_addresses:
+            self.wait_ready(address)
 
     def wait_ready(self, address: str, timeout_s: float = START_S) -> None:
         stub = health_pb2_grpc.HealthStub(self.channel(address))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -58,6 +59,13 @@ class Redis:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    def pause(self) -> None:
+        """It lives, and answers nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(timeout=10)
@@ -90,7 +98,7 @@ class Tiers:
         sequence = messages[0].sequence_id
         return Written(sequence, token_ids(messages), _rows(self.group.folder / "dumps", sequence))
 
-    def read(self, one: Written, layer: int, head: int, page: int) -> bytes:
+    def read(self, one: Written, layer: int, head: int, page: int, timeout_s: float = 20) -> bytes:
         first = page * PAGE_TOKENS
         request = page_store_pb2.ReadRequest(
             sequence_id=one.sequence,
@@ -99,7 +107,7 @@ class Tiers:
             first_position=first,
             num_positions=min(PAGE_TOKENS, SEEN - first),
         )
-        return b"".join(chunk.rows for chunk in self.group.pages.Read(request, timeout=20))
+        return b"".join(chunk.rows for chunk in self.group.pages.Read(request, timeout=timeout_s))
 
     def code(self, one: Written, layer: int, head: int, page: int) -> grpc.StatusCode:
         """Of a read, whose bytes are right where it is OK."""
@@ -229,6 +237,30 @@ def test_a_page_that_changes_on_disk_is_data_loss_and_the_others_are_not(tiers: 
     for other in tiers.written:
         codes = {tiers.code(other, *p) for p in PAGES[::7] if (other.sequence, p) != (one.sequence, where)}
         assert codes == {grpc.StatusCode.OK}
+
+
+def test_a_redis_that_hangs_holds_up_only_reads_of_its_own_pages(tiers: Tiers) -> None:
+    """Those readers give up (and the service goes on with their reads, then without them)."""
+    newest = tiers.generate(shift=5)
+    first = tiers.written[0]
+    tiers.redis.pause()
+    try:
+        gave_up = 0
+        for where in PAGES[::9]:
+            try:
+                tiers.read(first, *where, timeout_s=0.2)
+            except grpc.RpcError as error:
+                assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+                gave_up += 1
+            start = time.monotonic()
+            assert tiers.read(newest, *where) == newest.page(*where)
+            assert time.monotonic() - start < 1.0
+        assert gave_up > 0
+        assert tiers.generate(shift=5).ids == newest.ids
+    finally:
+        tiers.redis.resume()
+    tiers.wait_for("Redis back", lambda: {tiers.code(first, *p) for p in PAGES[::9]} == {grpc.StatusCode.OK})
+    tiers.stats("remote")  # free + used = total
 
 
 def test_without_redis_its_pages_are_unavailable_and_generation_goes_on(tiers: Tiers) -> None:

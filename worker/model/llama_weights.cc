@@ -234,15 +234,6 @@ class Loader {
 
 }  // namespace
 
-WeightCounts CountWeights(const ModelConfig& config, const RankShard& shard) {
-  int64_t bytes = 0;
-  const WeightFormat floats;
-  const LlamaWeights weights = LayOutLlamaWeights(config, shard, floats, bytes);
-  const int64_t embedding = weights.embedding.rows * weights.embedding.cols;
-  const int64_t all = bytes / floats.matrix_bytes;
-  return {.all = all, .read_by_step = all - (config.tied_embeddings ? 0 : embedding)};
-}
-
 LlamaWeights LayOutLlamaWeights(const ModelConfig& config, const RankShard& shard,
                                 const WeightFormat& format, int64_t& bytes) {
   LlamaWeights weights;

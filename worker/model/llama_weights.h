@@ -44,15 +44,6 @@ struct LlamaWeights {
   DeviceBuffer memory;
 };
 
-// Elements of a rank's weights, padding included.
-struct WeightCounts {
-  int64_t all = 0;
-  // A step reads every matrix but the embedding, of which it reads a row a token;
-  // tied, the embedding is the output's matrix.
-  int64_t read_by_step = 0;
-};
-WeightCounts CountWeights(const ModelConfig& config, const RankShard& shard);
-
 // Bytes of an element.
 struct WeightFormat {
   int64_t matrix_bytes = sizeof(float);

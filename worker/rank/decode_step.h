@@ -2,31 +2,16 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "worker/comm/communicator.h"
+#include "worker/rank/attention_step.h"
 #include "worker/rank/model.h"
 #include "worker/rank/rank_cache.h"
 
 namespace heavywater {
-
-struct ActiveItem;
-class StepExchange;
-
-// New tokens of one sequence. More than one: a multi-token append (a second
-// turn); each query sees the residents and the append's earlier tokens, and
-// what is too much goes at the plan after it.
-struct StepItem {
-  SequenceId sequence = 0;
-  Position first_position = 0;  // must be the sequence's tokens_seen
-  int64_t num_tokens = 1;
-  bool plan_due = false;    // RankCache::PlanDue() of rank 0
-  bool all_logits = false;  // of every token, not only the last
-  bool note_reads = false;  // SequenceRecall::reads() then says what was read in place
-};
 
 // What rank 0 sends to all ranks; every length of the step follows from it.
 struct StepDescriptor {
@@ -51,45 +36,33 @@ class DecodeStep {
  public:
   // Both outlive the step.
   DecodeStep(RankCache& cache, Model& model);
-  ~DecodeStep();
 
   absl::Status Run(const StepDescriptor& descriptor, Communicator& communicator);
 
   absl::Status Before(const StepDescriptor& descriptor);
-  DeviceSpan<int64_t> reduce_buffer();  // to be summed over ranks
+  DeviceSpan<int64_t> reduce_buffer() { return attention_.reduce_buffer(); }  // summed over ranks
   absl::Status After();
 
   // One for each item of the last step.
-  std::span<const absl::Status> item_status() const { return item_status_; }
+  std::span<const absl::Status> item_status() const { return attention_.item_status(); }
   // [1 or num_tokens][vocab_size] of an item that did not fail. Valid until the
   // next step or chunk of a prompt.
   DeviceSpan<const float> logits(int item) const;
 
  private:
   absl::Status Check(const StepDescriptor& descriptor) const;
-  void Admit();
-  absl::Status AdmitItem(ActiveItem& item);
+  void Begin(const StepDescriptor& descriptor);
   absl::Status RunLayers();
   absl::Status RunLayer(int layer);
-  absl::Status AppendKv(int layer);
-  absl::Status ObserveQueries(int layer);
-  absl::Status Attend(int layer);
-  absl::Status Finish(int64_t index);
-  absl::Status Undo(ActiveItem& item);
-  void UndoAll(const absl::Status& reason);
-  void GiveUpExcess();
   absl::Status ComputeLogits();
   absl::Status GatherLastHidden(DeviceSpan<float> to);
   int64_t num_tokens() const { return static_cast<int64_t>(descriptor_.tokens.size()); }
 
   RankCache& cache_;
   Model& model_;
-  std::unique_ptr<StepExchange> exchange_;
+  AttentionStep attention_;
   StepDescriptor descriptor_;
-  std::vector<ActiveItem> items_;
-  std::vector<absl::Status> item_status_;
   std::vector<Position> positions_;  // [num_tokens]
-  int64_t extra_logits_rows_ = 0;    // beyond one for each item
   DeviceSpan<const float> logits_;
 };
 

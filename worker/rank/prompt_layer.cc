@@ -34,9 +34,13 @@ absl::StatusOr<std::unique_ptr<PromptLayer>> PromptLayer::Create(RankCache& cach
 absl::Status PromptLayer::Allocate() {
   DeviceMemory& memory = cache_.mutable_memory();
   const int64_t own = sequence_.sets().own_sets * num_tokens_;
-  HW_ASSIGN_OR_RETURN(
-      kv_, LayerStorage::CreateWhole(cache_.options().shape, sequence_.sets().own_sets, num_tokens_,
-                                     memory, cache_.stream()));
+  const KvShape& shape = cache_.options().shape;
+  for (int layer = 0; layer < WholeLayers(shape, sequence_.options()); ++layer) {
+    HW_ASSIGN_OR_RETURN(LayerStorage whole,
+                        LayerStorage::CreateWhole(shape, sequence_.sets().own_sets, num_tokens_,
+                                                  memory, cache_.stream()));
+    kv_.push_back(std::move(whole));
+  }
   const auto allocate = [&memory](int64_t bytes) {
     return memory.Allocate(MemoryKind::kWorkspace, bytes);
   };
@@ -50,8 +54,14 @@ absl::Status PromptLayer::Allocate() {
   return absl::OkStatus();
 }
 
-LayerView PromptLayer::View(int64_t used) const {
-  LayerView view = kv_.View(cache_.options().shape);
+int64_t PromptLayer::bytes() const {
+  int64_t bytes = 0;
+  for (const LayerStorage& layer : kv_) bytes += layer.bytes();
+  return bytes;
+}
+
+LayerView PromptLayer::View(int layer, int64_t used) const {
+  LayerView view = kv_[kv_.size() == 1 ? 0 : layer].View(cache_.options().shape);
   view.used = used;
   return view;
 }
@@ -69,9 +79,9 @@ int64_t PromptLayer::ScoreFrom() const {
   return 0;
 }
 
-absl::Status PromptLayer::AppendAndAttend(int layer, Position first, int64_t count) {
+absl::Status PromptLayer::Append(int layer, Position first, int64_t count,
+                                 const AttentionRows& rows) {
   const KvShape& shape = cache_.options().shape;
-  Workspace& workspace = cache_.workspace();
   std::vector<int32_t> slots(region_.sets.own_sets * count);
   for (int set = 0; set < region_.sets.own_sets; ++set) {
     std::iota(slots.begin() + set * count, slots.begin() + (set + 1) * count, first);
@@ -82,27 +92,32 @@ absl::Status PromptLayer::AppendAndAttend(int layer, Position first, int64_t cou
     sequence_.host_pages().FillRows(layer, first, first + count, host_rows);
   }
   AppendItem item;
-  item.layer = View(first + count);
+  item.layer = View(layer, first + count);
   item.num_tokens = count;
   item.first_position = first;
   item.slots = slots;
   AppendParams append;
   append.items = std::span(&item, 1);
-  append.keys = workspace.keys(count);
-  append.values = workspace.values(count);
+  append.keys = rows.keys;
+  append.values = rows.values;
   append.host_rows = host_rows;
-  HW_RETURN_IF_ERROR(cache_.backend().Append(shape, append, cache_.stream()));
+  return cache_.backend().Append(shape, append, cache_.stream());
+}
 
+absl::Status PromptLayer::AppendAndAttend(int layer, Position first, int64_t count,
+                                          const AttentionRows& rows) {
+  HW_RETURN_IF_ERROR(Append(layer, first, count, rows));
   PromptParams attend;
-  attend.layer = View(first + count);
+  attend.layer = View(layer, first + count);
   attend.num_tokens = count;
   attend.first_position = first;
   attend.score_from = static_cast<Position>(ScoreFrom());
-  attend.queries = workspace.queries(count);
-  attend.out = workspace.attention(count);
+  attend.queries = rows.queries;
+  attend.out = rows.out;
   attend.scratch = scratch_.As<std::byte>();
   attend.scale = cache_.attention_scale();
-  HW_RETURN_IF_ERROR(cache_.backend().AttendPrompt(shape, attend, cache_.stream()));
+  HW_RETURN_IF_ERROR(
+      cache_.backend().AttendPrompt(cache_.options().shape, attend, cache_.stream()));
   SequenceRecall* recall = sequence_.recall();
   if (recall == nullptr || first + count <= num_tokens_ - kSketchQueries) return absl::OkStatus();
   return recall->Observe(layer, attend.queries, count, first);
@@ -115,7 +130,7 @@ bool PromptLayer::has_scores() const {
 absl::Status PromptLayer::CollectSums(int layer) {
   const DeviceSpan<int64_t> sums = sums_.As<int64_t>();
   HW_RETURN_IF_ERROR(cache_.backend().Zero(DeviceBytes(sums), cache_.stream()));
-  HW_RETURN_IF_ERROR(cache_.backend().CollectGains(cache_.options().shape, View(num_tokens_),
+  HW_RETURN_IF_ERROR(cache_.backend().CollectGains(cache_.options().shape, View(layer, num_tokens_),
                                                    region_.Own(sums, 0), cache_.stream()));
   if (region_.sets.reduced_sets > 0) return absl::OkStatus();
   const absl::Status sums_status = CheckSums(layer);
@@ -176,7 +191,7 @@ absl::StatusOr<DeviceSpan<int64_t>> PromptLayer::Ranking() {
   return votes;
 }
 
-absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept() {
+absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept(int layer) {
   const Budget& budget = sequence_.budget();
   const int sets = region_.sets.own_sets;
   const int64_t kept_per_set = PromptKept(budget, num_tokens_);
@@ -188,7 +203,7 @@ absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept() {
     return kept;
   }
   SelectParams params;
-  params.positions = View(num_tokens_).positions;
+  params.positions = View(layer, num_tokens_).positions;
   HW_ASSIGN_OR_RETURN(params.scores, Ranking());
   params.kept = mask_.As<uint8_t>();
   params.num_sets = sets;
@@ -244,14 +259,17 @@ absl::StatusOr<DeviceSpan<const int64_t>> PromptLayer::Seeds() {
   return DeviceSpan<const int64_t>(region_.Own(sums_.As<int64_t>(), 0));
 }
 
-absl::Status PromptLayer::Compress() {
-  HW_ASSIGN_OR_RETURN(const std::vector<Position> kept, ChooseKept());
+absl::Status PromptLayer::Compress(int layer) {
+  HW_ASSIGN_OR_RETURN(const std::vector<Position> kept, ChooseKept(layer));
   HW_ASSIGN_OR_RETURN(const DeviceSpan<const int64_t> seeds, Seeds());
   std::vector<int64_t> demoted_scores;
   if (sequence_.recall() != nullptr && !seeds.empty()) {
     HW_ASSIGN_OR_RETURN(demoted_scores, ToHost(seeds));
   }
-  return sequence_.AddPromptLayer(View(num_tokens_), kept, seeds, demoted_scores);
+  HW_RETURN_IF_ERROR(
+      sequence_.AddPromptLayer(View(layer, num_tokens_), kept, seeds, demoted_scores));
+  if (kv_.size() > 1) kv_[layer] = LayerStorage();
+  return absl::OkStatus();
 }
 
 }  // namespace heavywater

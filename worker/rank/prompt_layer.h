@@ -1,5 +1,6 @@
 // One layer of a running prompt: its whole KV, its votes, and the choice of what
-// the layer keeps. The same memory serves layer after layer.
+// the layer keeps. The same memory serves layer after layer; where the prompt comes
+// in steps (SequenceOptions::prompt_in_steps), each layer has KV memory of its own.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/cache/layer_storage.h"
+#include "worker/rank/attention_rows.h"
 #include "worker/rank/gains_region.h"
 #include "worker/rank/rank_cache.h"
 #include "worker/rank/sequence_cache.h"
@@ -22,12 +24,11 @@ class PromptLayer {
   static absl::StatusOr<std::unique_ptr<PromptLayer>> Create(RankCache& cache,
                                                              SequenceCache& sequence);
 
-  int64_t bytes() const { return kv_.bytes(); }
+  int64_t bytes() const;
 
-  // K and V of positions [first, first + count) (their rows in the workspace),
-  // to slots and host pages; then attention of the same rows' queries, into the
-  // workspace's attention rows.
-  absl::Status AppendAndAttend(int layer, Position first, int64_t count);
+  // K and V of positions [first, first + count), to slots and host pages; then
+  // attention of the same rows' queries.
+  absl::Status AppendAndAttend(int layer, Position first, int64_t count, const AttentionRows& rows);
 
   // After the last chunk: this rank's column sums into the reduce buffer. FAILED_
   // PRECONDITION when they are this rank's alone (scope kv_head) and wrong.
@@ -40,18 +41,19 @@ class PromptLayer {
   absl::StatusOr<std::vector<int64_t>> ReadAgreement() const;
   absl::Status CheckReducedSums(int layer) const;
 
-  // Votes, selects, and moves the kept rows to the sequence's next layer.
-  absl::Status Compress();
+  // Votes, selects, and moves the kept rows to the sequence's next layer, `layer`.
+  absl::Status Compress(int layer);
 
  private:
   PromptLayer(RankCache& cache, SequenceCache& sequence);
   absl::Status Allocate();
-  LayerView View(int64_t used) const;
+  absl::Status Append(int layer, Position first, int64_t count, const AttentionRows& rows);
+  LayerView View(int layer, int64_t used) const;
   int64_t ScoreFrom() const;
   bool has_scores() const;
   absl::Status CheckSums(int layer) const;
   absl::StatusOr<DeviceSpan<int64_t>> Ranking();
-  absl::StatusOr<std::vector<Position>> ChooseKept();
+  absl::StatusOr<std::vector<Position>> ChooseKept(int layer);
   absl::StatusOr<DeviceSpan<const int64_t>> Seeds();
   absl::StatusOr<DeviceSpan<const int64_t>> PooledSeeds();
   absl::StatusOr<std::vector<int64_t>> ToHost(DeviceSpan<const int64_t> from) const;
@@ -59,10 +61,10 @@ class PromptLayer {
   RankCache& cache_;
   SequenceCache& sequence_;
   const int64_t num_tokens_;
-  GainsRegion region_;  // [rows][num_tokens] behind the agreement
-  LayerStorage kv_;     // slot == position
-  DeviceBuffer sums_;   // the agreement, the region, the sums of its rows
-  DeviceBuffer votes_;  // [own_sets][num_tokens], what the choice ranks by
+  GainsRegion region_;            // [rows][num_tokens] behind the agreement
+  std::vector<LayerStorage> kv_;  // [1 or num_layers], slot == position
+  DeviceBuffer sums_;             // the agreement, the region, the sums of its rows
+  DeviceBuffer votes_;            // [own_sets][num_tokens], what the choice ranks by
   DeviceBuffer mask_;
   DeviceBuffer scratch_;  // [own_sets][num_tokens]
 };

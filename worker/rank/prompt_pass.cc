@@ -7,19 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
-#include "worker/cache/device_bytes.h"
-#include "worker/rank/agreement.h"
-#include "worker/rank/prompt_layer.h"
 #include "worker/rank/sequence_cache.h"
 #include "worker/rank/sequence_memory.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
-namespace {
-
-enum Field : int64_t { kStatus, kTokens, kHash };  // kPromptFields
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<PromptPass>> PromptPass::Create(RankCache& cache, Model& model,
                                                                SequenceId sequence,
@@ -33,29 +25,18 @@ absl::StatusOr<std::unique_ptr<PromptPass>> PromptPass::Create(RankCache& cache,
                                                    tokens.size(), " tokens, want ", want,
                                                    " as opened"));
   }
-  HW_RETURN_IF_ERROR(found->BeginPrompt());
-  std::unique_ptr<PromptPass> pass(
-      new PromptPass(cache, model, *found, sequence, std::move(tokens)));
-  HW_RETURN_IF_ERROR(pass->Allocate());
+  std::unique_ptr<PromptPass> pass(new PromptPass(cache, model, std::move(tokens)));
+  HW_RETURN_IF_ERROR(pass->Allocate(sequence));
   return pass;
 }
 
-PromptPass::PromptPass(RankCache& cache, Model& model, SequenceCache& sequence, SequenceId id,
-                       std::vector<int32_t> tokens)
-    : cache_(cache),
-      model_(model),
-      sequence_(sequence),
-      sequence_id_(id),
-      tokens_(std::move(tokens)) {}
-
 PromptPass::~PromptPass() = default;
 
-absl::Status PromptPass::Allocate() {
+absl::Status PromptPass::Allocate(SequenceId sequence) {
   HW_ASSIGN_OR_RETURN(hidden_, cache_.mutable_memory().Allocate(
                                    MemoryKind::kPromptHidden,
                                    PromptHiddenBytes(num_tokens(), model_.hidden_size())));
-  HW_ASSIGN_OR_RETURN(whole_, PromptLayer::Create(cache_, sequence_));
-  sequence_.NoteBytes(whole_->bytes());
+  HW_ASSIGN_OR_RETURN(attention_, PromptAttention::Create(cache_, sequence));
   return absl::OkStatus();
 }
 
@@ -69,10 +50,10 @@ absl::Status PromptPass::RunChunk() {
   const int64_t count =
       std::min<int64_t>(cache_.options().max_step_tokens, num_tokens() - chunk_begin_);
   const Position first = static_cast<Position>(chunk_begin_);
-  if (layer_ == 0) HW_RETURN_IF_ERROR(Embed(first, count));
+  if (layer() == 0) HW_RETURN_IF_ERROR(Embed(first, count));
   HW_RETURN_IF_ERROR(ChunkThroughLayer(first, count));
   chunk_begin_ += count;
-  return layer_complete() ? CollectSums() : absl::OkStatus();
+  return layer_complete() ? attention_->BeforeReduce() : absl::OkStatus();
 }
 
 absl::Status PromptPass::Embed(Position first, int64_t count) {
@@ -82,16 +63,15 @@ absl::Status PromptPass::Embed(Position first, int64_t count) {
 
 absl::Status PromptPass::ChunkThroughLayer(Position first, int64_t count) {
   Workspace& workspace = cache_.workspace();
-  const int layer = static_cast<int>(layer_);
   std::vector<Position> positions(count);
   std::iota(positions.begin(), positions.end(), first);
-  HW_RETURN_IF_ERROR(model_.ComputeQkv(layer, Hidden(first, count), positions,
+  HW_RETURN_IF_ERROR(model_.ComputeQkv(layer(), Hidden(first, count), positions,
                                        workspace.queries(count), workspace.keys(count),
                                        workspace.values(count), cache_.stream()));
-  if (local_status_.ok()) local_status_ = whole_->AppendAndAttend(layer, first, count);
+  attention_->AppendAndAttend(layer(), first, count, workspace.rows(count));
   // A rank that has failed goes on with the model's collectives, so that its
   // peers reach the reduce where it tells them.
-  return model_.FinishLayer(layer, workspace.attention(count), Hidden(first, count),
+  return model_.FinishLayer(layer(), workspace.attention(count), Hidden(first, count),
                             cache_.stream());
 }
 
@@ -100,47 +80,15 @@ absl::Status PromptPass::LayerBefore() {
   return absl::OkStatus();
 }
 
-absl::Status PromptPass::CollectSums() {
-  if (local_status_.ok()) local_status_ = whole_->CollectSums(static_cast<int>(layer_));
-  Agreement agreement(cache_.options().rank, cache_.options().world_size, kPromptFields);
-  agreement.Set(kStatus, static_cast<int64_t>(local_status_.code()));
-  agreement.Set(kTokens, num_tokens());
-  agreement.Set(kHash, static_cast<int64_t>(sequence_.hash().placement));
-  return whole_->WriteAgreement(agreement.entries());
-}
-
 DeviceSpan<int64_t> PromptPass::reduce_buffer() {
   HW_CHECK(!done() && layer_complete());
-  return whole_->reduce_buffer();
-}
-
-absl::Status PromptPass::CheckAgreement(std::span<const int64_t> entries) {
-  Agreement agreement(cache_.options().rank, cache_.options().world_size, kPromptFields);
-  std::copy(entries.begin(), entries.end(), agreement.entries().begin());
-  const std::string what = absl::StrCat("prompt of sequence ", sequence_id_, ": ");
-  HW_RETURN_IF_ERROR(agreement.CheckEqual(kTokens, what + "number of tokens"));
-  HW_RETURN_IF_ERROR(agreement.CheckStatus(kStatus, local_status_));
-  HW_RETURN_IF_ERROR(
-      agreement.CheckEqual(kHash, HashGroup(cache_.options(), sequence_.options().policy.scope),
-                           what + "hash of the layers so far"));
-  return whole_->CheckReducedSums(static_cast<int>(layer_));
+  return attention_->reduce_buffer();
 }
 
 absl::Status PromptPass::LayerAfter() {
   HW_CHECK(!done() && layer_complete());
-  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> entries, whole_->ReadAgreement());
-  if (absl::Status status = CheckAgreement(entries); !status.ok()) {
-    sequence_.Break(status);
-    return status;
-  }
-  local_status_ = whole_->Compress();
-  if (!local_status_.ok()) sequence_.Break(local_status_);
-  sequence_.NoteBytes(whole_->bytes());
-  ++layer_;
+  HW_RETURN_IF_ERROR(attention_->AfterReduce());
   chunk_begin_ = 0;
-  if (!done()) return absl::OkStatus();
-  whole_.reset();
-  if (local_status_.ok()) sequence_.FinishPrompt();
   return absl::OkStatus();
 }
 
@@ -148,7 +96,7 @@ absl::StatusOr<DeviceSpan<const float>> PromptPass::ComputeLogits() {
   HW_CHECK(done());
   HW_ASSIGN_OR_RETURN(const DeviceSpan<float> logits, cache_.workspace().Logits(1));
   HW_RETURN_IF_ERROR(model_.ComputeLogits(Hidden(num_tokens() - 1, 1), logits, cache_.stream()));
-  HW_RETURN_IF_ERROR(local_status_);
+  HW_RETURN_IF_ERROR(attention_->status());
   return DeviceSpan<const float>(logits);
 }
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,11 +12,10 @@
 #include "worker/cache/device_memory.h"
 #include "worker/comm/communicator.h"
 #include "worker/rank/model.h"
+#include "worker/rank/prompt_attention.h"
 #include "worker/rank/rank_cache.h"
 
 namespace heavywater {
-
-class PromptLayer;
 
 // Runs in pieces, so that other sequences' steps run in between:
 //
@@ -39,11 +38,11 @@ class PromptPass {
                                                             std::vector<int32_t> tokens);
   ~PromptPass();
 
-  int64_t layer() const { return layer_; }  // the one being computed
+  int layer() const { return attention_->layer(); }  // the one being computed
   bool layer_complete() const { return chunk_begin_ == num_tokens(); }
-  bool done() const { return layer_ == cache_.options().shape.num_layers; }
+  bool done() const { return attention_->done(); }
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
-  SequenceId sequence() const { return sequence_id_; }
+  SequenceId sequence() const { return attention_->sequence(); }
 
   // The next max_step_tokens through this layer, written to the host pages. An
   // error here ends the group (the model's collectives); anything of this rank
@@ -65,25 +64,19 @@ class PromptPass {
   absl::StatusOr<DeviceSpan<const float>> Run(Communicator& communicator);
 
  private:
-  PromptPass(RankCache& cache, Model& model, SequenceCache& sequence, SequenceId id,
-             std::vector<int32_t> tokens);
-  absl::Status Allocate();
+  PromptPass(RankCache& cache, Model& model, std::vector<int32_t> tokens)
+      : cache_(cache), model_(model), tokens_(std::move(tokens)) {}
+  absl::Status Allocate(SequenceId sequence);
   absl::Status Embed(Position first, int64_t count);
   absl::Status ChunkThroughLayer(Position first, int64_t count);
-  absl::Status CollectSums();
-  absl::Status CheckAgreement(std::span<const int64_t> entries);
   DeviceSpan<float> Hidden(int64_t first, int64_t count) const;
 
   RankCache& cache_;
   Model& model_;
-  SequenceCache& sequence_;
-  const SequenceId sequence_id_;
   const std::vector<int32_t> tokens_;
-  int layer_ = 0;
   int64_t chunk_begin_ = 0;
-  absl::Status local_status_;           // this rank's, told to the others at the reduce
-  DeviceBuffer hidden_;                 // [num_tokens][hidden_size]
-  std::unique_ptr<PromptLayer> whole_;  // null once done
+  DeviceBuffer hidden_;  // [num_tokens][hidden_size]
+  std::unique_ptr<PromptAttention> attention_;
 };
 
 }  // namespace heavywater

@@ -20,6 +20,11 @@ absl::Status CheckAtLeast(const char* field, int64_t got, int64_t low) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", got, ", want at least ", low));
 }
 
+absl::Status CheckIndex(const char* field, int64_t got, int64_t count) {
+  if (got >= 0 && got < count) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", got, ", want 0 to ", count - 1));
+}
+
 // One of ranks and KV heads divides the other: each rank has a share of the
 // heads, or each head a share of the ranks.
 absl::Status CheckShare(const RankCacheOptions& options) {
@@ -47,8 +52,8 @@ absl::Status Check(const RankCacheOptions& options) {
   HW_RETURN_IF_ERROR(options.shape.Validate());
   HW_RETURN_IF_ERROR(CheckAtLeast("world_size", options.world_size, 1));
   HW_RETURN_IF_ERROR(CheckAtLeast("rank", options.rank, 0));
-  HW_RETURN_IF_ERROR(CheckAtLeast("hidden_size", options.hidden_size, 1));
-  HW_RETURN_IF_ERROR(CheckAtLeast("vocab_size", options.vocab_size, 1));
+  HW_RETURN_IF_ERROR(CheckAtLeast("hidden_size", options.hidden_size, 0));
+  HW_RETURN_IF_ERROR(CheckAtLeast("vocab_size", options.vocab_size, 0));
   HW_RETURN_IF_ERROR(CheckAtLeast("device_memory_bytes", options.device_memory_bytes, 0));
   HW_RETURN_IF_ERROR(CheckAtLeast("max_step_tokens", options.max_step_tokens, 1));
   HW_RETURN_IF_ERROR(CheckAtLeast("reserve_ahead_tokens", options.reserve_ahead_tokens, 0));
@@ -79,6 +84,7 @@ absl::StatusOr<std::unique_ptr<RankCache>> RankCache::Create(const RankCacheOpti
   HW_RETURN_IF_ERROR(Check(options));
   HW_RETURN_IF_ERROR(backend.CheckShape(options.shape));
   std::unique_ptr<RankCache> cache(new RankCache(options, backend, tier));
+  HW_ASSIGN_OR_RETURN(cache->stream_, backend.NewStream());
   HW_ASSIGN_OR_RETURN(cache->workspace_, Workspace::Create(options, cache->memory_));
   return cache;
 }
@@ -161,6 +167,21 @@ absl::StatusOr<std::vector<std::byte>> RankCache::ReadResident(SequenceId sequen
                                                                int kv_head, Position position) {
   HW_ASSIGN_OR_RETURN(const SequenceCache* cache, Find(sequence));
   return cache->ReadResident(layer, kv_head, position);
+}
+
+absl::StatusOr<std::vector<std::byte>> RankCache::ReadKv(SequenceId sequence, int layer,
+                                                         int kv_head, Position position) {
+  HW_ASSIGN_OR_RETURN(const SequenceCache* cache, Find(sequence));
+  HW_RETURN_IF_ERROR(CheckIndex("layer", layer, options_.shape.num_layers));
+  HW_RETURN_IF_ERROR(CheckIndex("kv_head", kv_head, options_.shape.num_kv_heads));
+  if (!cache->prompt_done()) {
+    return absl::FailedPreconditionError("the prompt has not run to its end");
+  }
+  if (position < 0 || position >= cache->tokens_seen()) {
+    return absl::OutOfRangeError(absl::StrCat("position is ", position, ", want 0 to ",
+                                              cache->tokens_seen() - 1, ", the last one seen"));
+  }
+  return cache->ReadKv(layer, kv_head, position);
 }
 
 std::vector<SequenceId> RankCache::sequence_ids() const {

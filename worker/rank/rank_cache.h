@@ -1,5 +1,6 @@
 // The bounded KV cache of one rank: its sequences, its device memory, its host
-// pages. PromptPass and DecodeStep fill and read it.
+// pages. Prompts and steps fill and read it (AttentionEngine;
+// around a model PromptPass and DecodeStep).
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ struct RankCacheOptions {
   KvShape shape;
   int rank = 0;
   int world_size = 1;
-  int hidden_size = 0;                  // of the model whose rows the workspace holds
-  int vocab_size = 0;                   // likewise, of its logits
+  int hidden_size = 0;                  // of the model whose rows the workspace holds; 0: none,
+  int vocab_size = 0;                   // an engine brings Q, K and V; likewise, of its logits
   int64_t device_memory_bytes = 0;      // 0: no limit
   int max_step_tokens = 512;            // workspace for so many rows is held from the start
   int64_t reserve_ahead_tokens = 1024;  // host pages reserved ahead of the newest token
@@ -75,15 +76,22 @@ class RankCache {
   absl::StatusOr<std::vector<std::byte>> ReadResident(SequenceId sequence, int layer, int kv_head,
                                                       Position position);
 
+  // Likewise of any seen position: resident, or demoted and in host memory, bit for
+  // bit. INVALID_ARGUMENT naming the field; OUT_OF_RANGE for a position not seen;
+  // NOT_FOUND for one that was dropped; FAILED_PRECONDITION before the prompt's end.
+  absl::StatusOr<std::vector<std::byte>> ReadKv(SequenceId sequence, int layer, int kv_head,
+                                                Position position);
+
   int64_t num_sequences() const { return static_cast<int64_t>(sequences_.size()); }
   std::vector<SequenceId> sequence_ids() const;
   const DeviceMemory& memory() const { return memory_; }
   const RankCacheOptions& options() const { return options_; }
 
-  // For PromptPass and DecodeStep.
+  // For what runs prompts and steps.
   absl::StatusOr<SequenceCache*> Find(SequenceId sequence) const;  // NOT_FOUND
   DeviceMemory& mutable_memory() { return memory_; }
   Backend& backend() { return backend_; }
+  // The rank's one queue: all work of its steps, the model's and collectives included.
   Stream& stream() { return stream_; }
   Workspace& workspace() { return *workspace_; }
   float attention_scale() const;

@@ -98,6 +98,8 @@ class SequenceCache {
   absl::StatusOr<PlanReport> Report(bool with_sets) const;
   absl::StatusOr<std::vector<std::byte>> ReadResident(int layer, int kv_head,
                                                       Position position) const;
+  // Resident or demoted, as RankCache::ReadKv().
+  absl::StatusOr<std::vector<std::byte>> ReadKv(int layer, int kv_head, Position position) const;
   // Device bytes beyond the layers' own that are held at this moment.
   void NoteBytes(int64_t more_bytes);
 

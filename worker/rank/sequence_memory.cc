@@ -40,8 +40,10 @@ int64_t StepBytes(const RankCacheOptions& options, const ScratchSizes& scratch_s
 }
 
 int64_t PromptBytes(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,
-                    const SetLayout& sets, int64_t prompt_tokens) {
-  const int64_t whole = DeviceLayerBytes(options.shape, sets.own_sets, prompt_tokens).total();
+                    const SetLayout& sets, const SequenceOptions& sequence) {
+  const int64_t prompt_tokens = sequence.prompt_tokens;
+  const int64_t whole = DeviceLayerBytes(options.shape, sets.own_sets, prompt_tokens).total() *
+                        WholeLayers(options.shape, sequence);
   const int64_t sums = (prompt_tokens + 1) * sets.rows() * int64_t{sizeof(int64_t)};
   const int64_t votes = prompt_tokens * sets.own_sets * int64_t{sizeof(int64_t)};
   const int64_t mask = prompt_tokens * sets.own_sets;
@@ -62,6 +64,10 @@ SetLayout SetLayoutOf(const RankCacheOptions& options, Scope scope) {
 
 int HashGroup(const RankCacheOptions& options, Scope scope) {
   return scope == Scope::kLayer ? options.world_size : options.ranks_per_kv_head();
+}
+
+int WholeLayers(const KvShape& shape, const SequenceOptions& sequence) {
+  return sequence.prompt_in_steps ? shape.num_layers : 1;
 }
 
 int64_t PromptKept(const Budget& budget, int64_t prompt_tokens) {
@@ -90,7 +96,7 @@ SequenceBytes BytesOf(const RankCacheOptions& options, const ScratchSizes& scrat
   return {.layers = layer * options.shape.num_layers,
           .growth = budget.bounded_decode ? 0 : layer,
           .step = StepBytes(options, scratch_sizes, budget, sequence, capacity) + region,
-          .prompt = PromptBytes(options, scratch_sizes, sets, sequence.prompt_tokens),
+          .prompt = PromptBytes(options, scratch_sizes, sets, sequence),
           .recall = RecallBytesOf(options, budget, sequence, capacity).total()};
 }
 

@@ -27,6 +27,8 @@ int HashGroup(const RankCacheOptions& options, Scope scope);
 // everything up to max_tokens, whole pages, for the others.
 int64_t SlotCapacity(const RankCacheOptions& options, const Budget& budget,
                      const SequenceOptions& sequence);
+// Layers of which the device holds the whole KV while the prompt runs.
+int WholeLayers(const KvShape& shape, const SequenceOptions& sequence);
 // Positions that the prompt leaves in each set.
 int64_t PromptKept(const Budget& budget, int64_t prompt_tokens);
 
@@ -34,7 +36,7 @@ struct SequenceBytes {
   int64_t layers = 0;  // slots, scores and tables of all layers
   int64_t growth = 0;  // unbounded policies: a layer's new slots while the old are copied
   int64_t step = 0;    // its part of a step's reduce buffer, masks, logits and scratch
-  int64_t prompt = 0;  // until the prompt's end: one layer's whole KV, votes, masks, scratch
+  int64_t prompt = 0;  // until the prompt's end: whole KV of WholeLayers(), votes, masks, scratch
 
   int64_t recall = 0;  // sketches and what goes with them
 

@@ -18,6 +18,9 @@ struct SequenceOptions {
   int64_t prompt_tokens = 0;  // >= 1
   int64_t max_tokens = 0;     // prompt and everything after it, >= prompt_tokens
   OnHostFull on_host_full = OnHostFull::kStop;
+  // An engine's prompt that goes through all layers more than once, a part of its
+  // tokens at a time: every layer stays whole on the device until the last part.
+  bool prompt_in_steps = false;
 };
 
 // resident + demoted + dropped == seen, for each layer and set.

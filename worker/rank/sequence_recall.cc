@@ -38,7 +38,8 @@ absl::StatusOr<std::unique_ptr<SequenceRecall>> SequenceRecall::Create(
   std::unique_ptr<SequenceRecall> recall(
       new SequenceRecall(rank, sequence, budget, memory, stream, pages));
   const RecallBytes bytes = RecallBytesOf(rank, budget, sequence, 0);
-  recall->squares_of_all_layers_ = !PromptDemotes(budget, sequence.prompt_tokens);
+  recall->squares_of_all_layers_ =
+      sequence.prompt_in_steps || !PromptDemotes(budget, sequence.prompt_tokens);
   const int64_t layers = recall->squares_of_all_layers_ ? rank.shape.num_layers : 1;
   HW_ASSIGN_OR_RETURN(
       recall->squares_,

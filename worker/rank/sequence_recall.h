@@ -62,6 +62,10 @@ class SequenceRecall {
   // queries (tokens x own KV heads x layers) each position was read in place. By
   // position, as far as positions are in the sketch; else empty.
   std::span<const int64_t> reads() const { return reads_; }
+  // Of the same step: its queries (0: none noted), and what one of them has picked in
+  // a layer and own KV head, ascending. Mode `all` keeps no lists: empty.
+  int64_t noted_tokens() const { return reads_.empty() ? 0 : step_tokens_; }
+  std::span<const Position> picks(int layer, int64_t token, int head) const;
   // The step failed: gains since the last plan are lost.
   void UndoStep();
 
@@ -123,7 +127,7 @@ class SequenceRecall {
   Stream& stream_;
   const HostPages& host_pages_;
   DeviceBuffer squares_;                // [1 or num_layers][num_kv_heads][kSketchQueries][head_dim]
-  bool squares_of_all_layers_ = false;  // the prompt demotes nothing
+  bool squares_of_all_layers_ = false;  // a prompt that demotes nothing, or comes in steps
   DeviceBuffer channels_;               // [num_layers][num_kv_heads][channels]
   std::vector<DeviceBuffer> sketches_;  // [num_pages] of [num_layers][num_kv_heads][page_bytes]
   std::vector<Layer> layers_;

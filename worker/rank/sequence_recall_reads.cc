@@ -16,6 +16,13 @@ void SequenceRecall::CountReads() {
   }
 }
 
+std::span<const Position> SequenceRecall::picks(int layer, int64_t token, int head) const {
+  if (options_.policy.recall.all) return {};
+  const int64_t list = options_.policy.recall.recall_tokens;
+  const int64_t query = (layer * step_tokens_ + token) * rank_.shape.num_kv_heads + head;
+  return std::span(picks_).subspan(query * list, num_picks_[query]);
+}
+
 // In mode `all` queries keep no lists: each has read what its set has demoted. The
 // step's plan, which changes that, comes later.
 void SequenceRecall::CountAllDemoted() {

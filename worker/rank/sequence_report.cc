@@ -141,4 +141,20 @@ absl::StatusOr<std::vector<std::byte>> SequenceCache::ReadResident(int layer, in
   return row;
 }
 
+absl::StatusOr<std::vector<std::byte>> SequenceCache::ReadKv(int layer, int kv_head,
+                                                             Position position) const {
+  auto resident = ReadResident(layer, kv_head, position);
+  if (!absl::IsNotFound(resident.status())) return resident;
+  const int64_t page = position / rank_.shape.page_tokens;
+  const std::byte* rows =
+      host_pages_.has_copy(position) ? host_pages_.Page(layer, kv_head, page) : nullptr;
+  if (rows == nullptr) {
+    return absl::NotFoundError(absl::StrCat("position ", position, " is not resident in layer ",
+                                            layer, " and has no copy that this rank can read"));
+  }
+  const int64_t bytes = rank_.shape.row_bytes();
+  const std::byte* row = rows + position % rank_.shape.page_tokens * bytes;
+  return std::vector<std::byte>(row, row + bytes);
+}
+
 }  // namespace heavywater

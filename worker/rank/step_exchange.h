@@ -7,37 +7,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "worker/rank/active_item.h"
 #include "worker/rank/agreement.h"
-#include "worker/rank/decode_step.h"
-#include "worker/rank/gains_region.h"
 #include "worker/rank/plan.h"
 #include "worker/rank/rank_cache.h"
-#include "worker/rank/recall_region.h"
-#include "worker/rank/sequence_cache.h"
 
 namespace heavywater {
-
-// An item of the step that runs.
-struct ActiveItem {
-  StepItem spec;
-  absl::Status status;                // OK: it runs on this rank
-  SequenceCache* sequence = nullptr;  // null: not open on this rank, or without a prompt
-  int64_t first_row = 0;              // in the step's rows
-  int64_t used_before = 0;
-  std::vector<int32_t> slots;  // [num_layers][num_sets][num_tokens], as far as taken
-  GainsRegion gains;           // of size 0 without scores to add
-  RecallRegion recall;         // of size 0 without recall
-  int64_t row_sums_begin = 0;  // in the exchange's buffer: a sum for each row of gains
-  int64_t first_logits_row = 0;
-
-  bool plans() const {
-    return spec.plan_due && sequence != nullptr && sequence->budget().bounded_decode;
-  }
-  bool has_gains() const { return gains.size() > 0; }
-  bool reduces_gains() const { return has_gains() && gains.sets.reduced_sets > 0; }
-  bool ran() const { return !slots.empty(); }  // on this rank
-  int64_t logits_rows() const { return spec.all_logits ? spec.num_tokens : 1; }
-};
 
 // buffer: the agreement, the regions that are reduced, the regions of this rank
 // alone (scope kv_head); then, never reduced, the sums of the regions' rows. Gains

@@ -84,6 +84,11 @@ DeviceSpan<float> Workspace::attention(int64_t rows) const {
 DeviceSpan<float> Workspace::keys(int64_t rows) const { return Rows(keys_, rows, kv_width()); }
 DeviceSpan<float> Workspace::values(int64_t rows) const { return Rows(values_, rows, kv_width()); }
 
+AttentionRows Workspace::rows(int64_t rows) const {
+  return {
+      .queries = queries(rows), .keys = keys(rows), .values = values(rows), .out = attention(rows)};
+}
+
 template <typename T>
 absl::StatusOr<DeviceSpan<T>> Workspace::Ensure(MemoryKind kind, DeviceBuffer& buffer,
                                                 int64_t count) {

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/cache/device_memory.h"
+#include "worker/rank/attention_rows.h"
 #include "worker/rank/rank_cache.h"
 
 namespace heavywater {
@@ -22,13 +23,14 @@ class Workspace {
   static int64_t StandingBytes(const RankCacheOptions& options);
 
   // The first `rows` of each; rows <= max_step_tokens. Contents are whatever the
-  // last user left.
+  // last user left. Hidden rows have no size where there is no model.
   DeviceSpan<float> hidden(int64_t rows) const;       // [rows][hidden_size]
   DeviceSpan<float> last_hidden(int64_t rows) const;  // [rows][hidden_size], rows for logits
   DeviceSpan<float> queries(int64_t rows) const;      // [rows][num_query_heads][head_dim]
   DeviceSpan<float> keys(int64_t rows) const;         // [rows][num_kv_heads][head_dim]
   DeviceSpan<float> values(int64_t rows) const;       // likewise
   DeviceSpan<float> attention(int64_t rows) const;    // like queries
+  AttentionRows rows(int64_t rows) const;             // the last four
 
   // Memory that the sequences of a step have reserved with their admission;
   // valid until the next call of the same function or Trim().

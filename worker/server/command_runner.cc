@@ -9,8 +9,8 @@
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
 #include "worker/cache/read_device.h"
+#include "worker/rank/group_sum.h"
 #include "worker/rank/sequence_cache.h"
-#include "worker/server/group_sum.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {

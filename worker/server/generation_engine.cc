@@ -20,7 +20,9 @@ absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::Start(
 
 absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::OpenAndQueue(
     GenerationRequest request) {
-  HW_ASSIGN_OR_RETURN(const OpenedSequence opened, sequences_.Open(request));
+  HW_ASSIGN_OR_RETURN(const OpenedSequence opened, sequences_.Open({.options = request.sequence,
+                                                                    .budget = request.budget,
+                                                                    .tenant = request.tenant}));
   auto generation = std::make_shared<Generation>(std::move(request), opened);
   const absl::Status queued = queue_.Submit(generation);
   if (queued.ok()) return generation;

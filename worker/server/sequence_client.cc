@@ -39,35 +39,35 @@ SequenceClient::SequenceClient(CacheLink* link)
     : link_(link),
       stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())) {}
 
-absl::StatusOr<OpenedSequence> SequenceClient::Open(const GenerationRequest& generation) {
+absl::StatusOr<OpenedSequence> SequenceClient::Open(const SequenceToOpen& sequence) {
   if (link_ == nullptr) return OpenedSequence{.id = ++counter_};
-  auto opened = OpenOnce(generation, generation.sequence.prompt_tokens);
+  auto opened = OpenOnce(sequence, sequence.options.prompt_tokens);
   // That a sequence has just finished reaches the service a moment after its
   // client: then it makes room.
   for (int i = 0; i < kRoomRetries && MayFitSoon(opened.status()); ++i) {
     absl::SleepFor(kRoomRetryDelay);
-    opened = OpenOnce(generation, generation.sequence.prompt_tokens);
+    opened = OpenOnce(sequence, sequence.options.prompt_tokens);
   }
   // Positions that find no page are dropped then: no room is asked for the prompt.
   if (absl::IsResourceExhausted(opened.status()) &&
-      generation.sequence.on_host_full == OnHostFull::kDrop) {
-    opened = OpenOnce(generation, 0);
+      sequence.options.on_host_full == OnHostFull::kDrop) {
+    opened = OpenOnce(sequence, 0);
   }
   return opened;
 }
 
-absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const GenerationRequest& generation,
+absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& sequence,
                                                         int64_t prompt_tokens) {
   v1::OpenSequenceRequest request;
   request.set_request_id(absl::StrCat(link_->options().instance, "/", ++counter_));
   request.set_group(link_->options().group);
   request.set_epoch(link_->epoch());
   *request.mutable_fingerprint() = link_->options().fingerprint;
-  *request.mutable_policy() = PolicyToProto(generation.sequence.policy);
-  *request.mutable_budget() = BudgetToProto(generation.sequence.policy, generation.budget);
+  *request.mutable_policy() = PolicyToProto(sequence.options.policy);
+  *request.mutable_budget() = BudgetToProto(sequence.options.policy, sequence.budget);
   request.set_prompt_tokens(prompt_tokens);
-  request.set_max_tokens(generation.sequence.max_tokens);
-  request.set_tenant(generation.tenant);
+  request.set_max_tokens(sequence.options.max_tokens);
+  request.set_tenant(sequence.tenant);
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   v1::OpenSequenceResponse response;

@@ -1,23 +1,31 @@
-// Sequences as the cache service knows them: rank 0 opens one for each request.
+// Sequences as the cache service knows them: rank 0 opens each of them.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cache_service/base/ids.h"
 #include "heavywater/v1/sequence.grpc.pb.h"
+#include "worker/policy/policy.h"
+#include "worker/rank/sequence_options.h"
 #include "worker/server/cache_link.h"
-#include "worker/server/generation_request.h"
 
 namespace heavywater {
 
 struct OpenedSequence {
   SequenceId id = 0;
   absl::Duration lease = absl::InfiniteDuration();  // at the cache service, if there is one
+};
+
+struct SequenceToOpen {
+  const SequenceOptions& options;
+  const Budget& budget;  // what its policy resolves to
+  const std::string& tenant;
 };
 
 // Thread safe.
@@ -28,13 +36,13 @@ class SequenceClient {
 
   // Registers the sequence; its lease is renewed until Release(). UNAVAILABLE
   // when the service cannot be reached or the group is joining it anew.
-  absl::StatusOr<OpenedSequence> Open(const GenerationRequest& request);
+  absl::StatusOr<OpenedSequence> Open(const SequenceToOpen& sequence);
   // The lease runs out by itself. `discard`: nothing of it is worth keeping, it
   // ends now.
   void Release(SequenceId sequence, bool discard);
 
  private:
-  absl::StatusOr<OpenedSequence> OpenOnce(const GenerationRequest& request, int64_t prompt_tokens);
+  absl::StatusOr<OpenedSequence> OpenOnce(const SequenceToOpen& sequence, int64_t prompt_tokens);
 
   CacheLink* const link_;
   const std::unique_ptr<v1::SequenceService::Stub> stub_;

@@ -12,6 +12,7 @@
 #include "worker/model/cpu_llama_runner.h"
 #include "worker/model/model_fingerprint.h"
 #include "worker/model/rank_shard.h"
+#include "worker/server/engine_facts.h"
 #include "worker/server/gpu.h"
 #include "worker/server/group_rendezvous.h"
 #include "worker/server/model_info.h"
@@ -29,6 +30,17 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const v1::WorkerConfig& con
   if (config.backend() == "reference") return CreateReferenceBackend();
   if (config.backend() == "cuda") return CreateGpuBackend(config.device());
   return CreateCpuBackend({.num_threads = config.compute_threads(), .target = config.cpu_target()});
+}
+
+// Between an engine's steps ranks say nothing to each other: that a peer has died shows
+// in that it cannot be called any more.
+PeerWatch::Ping PingOf(const v1::WorkerConfig& config, const std::string& address) {
+  const PeerWatch::Ping ping = MakeHealthPing(address);
+  if (!ServesEngines(config)) return ping;
+  return [ping](absl::Duration timeout) {
+    const absl::Status status = ping(timeout);
+    return absl::IsUnavailable(status) ? absl::DeadlineExceededError(status.message()) : status;
+  };
 }
 
 absl::StatusOr<std::unique_ptr<Model>> MakeRunner(const v1::WorkerConfig& config,
@@ -49,6 +61,11 @@ absl::StatusOr<std::unique_ptr<Model>> MakeRunner(const v1::WorkerConfig& config
 
 absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config) {
   ModelFacts facts;
+  if (ServesEngines(config)) {
+    HW_ASSIGN_OR_RETURN(facts.shape, EngineShape(config));
+    facts.fingerprint = EngineFingerprint(config, facts.shape);
+    return facts;
+  }
   HW_ASSIGN_OR_RETURN(facts.file, GgufFile::Open(config.model()));
   HW_ASSIGN_OR_RETURN(facts.config, ReadModelConfig(*facts.file));
   HW_ASSIGN_OR_RETURN(TokenizerSpec spec, ReadTokenizerSpec(*facts.file));
@@ -75,7 +92,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const v1::WorkerConfig& c
   HW_RETURN_IF_ERROR(worker->backend_->CheckShape(facts.shape));
   HW_RETURN_IF_ERROR(worker->JoinCacheService(config, facts, advertised_address, stop));
   HW_RETURN_IF_ERROR(worker->Connect(config, connect));
-  HW_RETURN_IF_ERROR(worker->LoadModel(config, facts));
+  HW_RETURN_IF_ERROR(ServesEngines(config) ? worker->MakeEngine(config, facts)
+                                           : worker->LoadModel(config, facts));
   return worker;
 }
 
@@ -128,8 +146,10 @@ void Worker::WatchPeers(const v1::WorkerConfig& config) {
     if (rank == config.rank() || (rank != 0 && config.rank() != 0)) continue;
     watches_.push_back(std::make_unique<PeerWatch>(
         absl::StrCat("rank ", rank), absl::Milliseconds(config.peer_timeout_ms()),
-        MakeHealthPing(addresses[static_cast<size_t>(rank)]),
-        [this](absl::Status reason) { communicator_->Abort(std::move(reason)); }));
+        PingOf(config, addresses[static_cast<size_t>(rank)]), [this](absl::Status reason) {
+          communicator_->Abort(std::move(reason));
+          peer_lost_ = true;
+        }));
   }
 }
 
@@ -157,6 +177,25 @@ absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts&
                                                                  .dump_dir = config.dump_dir(),
                                                                  .tier = tier_.get()});
   LogInfo("model loaded", {{"model", facts.fingerprint.model()}, {"backend", backend_->Name()}});
+  return communicator_->Barrier();
+}
+
+absl::Status Worker::MakeEngine(const v1::WorkerConfig& config, const ModelFacts& facts) {
+  HW_ASSIGN_OR_RETURN(const int step_tokens, EngineStepTokens(config, facts.shape));
+  HW_ASSIGN_OR_RETURN(
+      cache_,
+      RankCache::Create({.shape = facts.shape,
+                         .rank = config.rank(),
+                         .world_size = config.size(),
+                         .device_memory_bytes = config.device_memory_bytes(),
+                         .max_step_tokens = step_tokens,
+                         .reserve_ahead_tokens = config.reserve_ahead_tokens(),
+                         .attention_scale = static_cast<float>(config.engine_attention_scale())},
+                        *backend_, tier_.get()));
+  reports_ = std::make_unique<PlanReports>(*cache_, reporter_.get());
+  engine_ = std::make_unique<AttentionEngine>(*cache_, *communicator_);
+  LogInfo("waiting for an engine",
+          {{"model", facts.fingerprint.model()}, {"backend", backend_->Name()}});
   return communicator_->Barrier();
 }
 

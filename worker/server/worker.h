@@ -2,6 +2,7 @@
 // service.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "worker/model/gguf_file.h"
 #include "worker/model/model_config.h"
 #include "worker/model/tokenizer.h"
+#include "worker/rank/attention_engine.h"
 #include "worker/server/cache_link.h"
 #include "worker/server/command_runner.h"
 #include "worker/server/connect_ranks.h"
@@ -27,7 +29,7 @@ namespace heavywater {
 
 // What is known of a model before the group forms.
 struct ModelFacts {
-  std::unique_ptr<GgufFile> file;
+  std::unique_ptr<GgufFile> file;  // null, as the tokenizer: engines bring Q, K and V
   ModelConfig config;
   std::unique_ptr<Tokenizer> tokenizer;
   KvShape shape;  // of this rank
@@ -46,7 +48,13 @@ class Worker {
                                                         StopFlag& stop);
   ~Worker();
 
-  CommandRunner& runner() { return *runner_; }
+  CommandRunner& runner() { return *runner_; }    // where there is a model
+  AttentionEngine& engine() { return *engine_; }  // where there is none
+  PlanReports& reports() { return *reports_; }
+  Communicator& communicator() { return *communicator_; }
+  RemoteHostTier* tier() { return tier_.get(); }  // null without a cache service
+  // A peer does not answer any more: the communicator is aborted.
+  bool peer_lost() const { return peer_lost_; }
   CacheLink* link() { return link_.get(); }         // null without a cache service
   Reporter* reporter() { return reporter_.get(); }  // likewise
   // Gives pages and reports that are still on their way a moment to arrive.
@@ -61,6 +69,7 @@ class Worker {
   absl::Status Connect(const v1::WorkerConfig& config, const CommunicatorFactory& connect);
   void WatchPeers(const v1::WorkerConfig& config);
   absl::Status LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts);
+  absl::Status MakeEngine(const v1::WorkerConfig& config, const ModelFacts& facts);
 
   // Destroyed from the last to the first.
   std::unique_ptr<Backend> backend_;
@@ -68,12 +77,14 @@ class Worker {
   std::unique_ptr<Reporter> reporter_;
   std::unique_ptr<RemoteHostTier> tier_;
   std::unique_ptr<Communicator> communicator_;
+  std::atomic<bool> peer_lost_ = false;
   std::vector<std::unique_ptr<PeerWatch>> watches_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<KvRecorder> recorder_;
   std::unique_ptr<RankCache> cache_;
   std::unique_ptr<PlanReports> reports_;
   std::unique_ptr<CommandRunner> runner_;
+  std::unique_ptr<AttentionEngine> engine_;
 };
 
 }  // namespace heavywater

@@ -9,6 +9,7 @@
 #include "cache_service/base/version.h"
 #include "worker/cache/kv_layout.h"
 #include "worker/cache/sketch_shape.h"
+#include "worker/server/engine_facts.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
@@ -128,8 +129,10 @@ absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckDefaultPolicy(config));
   if (config.group().empty()) return absl::InvalidArgumentError("group is empty, want a name");
   if (config.model().empty()) {
-    return absl::InvalidArgumentError("model is empty, want the path of a GGUF file");
+    return absl::InvalidArgumentError(
+        "model is empty, want the path of a GGUF file, or none for engines that bring Q, K and V");
   }
+  HW_RETURN_IF_ERROR(CheckEngineConfig(config));
   if (config.size() > 1 && config.cache_address().empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("cache_address is empty and size is ", config.size(),
@@ -146,7 +149,8 @@ std::string ConfigDigest(const v1::WorkerConfig& config) {
       "; backend ", config.backend(), "; communicator ", config.communicator(),
       "; allow_shared_device ", config.allow_shared_device() ? "yes" : "no", "; weights_dtype ",
       config.weights_dtype(), "; on_host_full ", config.on_host_full(), "; cache ",
-      config.cache_address().empty() ? "no" : "yes");
+      config.cache_address().empty() ? "no" : "yes", "; engine_query_heads ",
+      config.engine_query_heads(), "; engine_attention_scale ", config.engine_attention_scale());
   return absl::StrCat(absl::Hex(Crc32c(std::as_bytes(std::span(text))), absl::kZeroPad8), " ",
                       text);
 }

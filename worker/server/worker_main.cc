@@ -15,11 +15,14 @@
 #include "cache_service/runtime/server_runtime.h"
 #include "cache_service/runtime/shutdown_signal.h"
 #include "prometheus/registry.h"
+#include "worker/server/attention_service.h"
+#include "worker/server/engine_facts.h"
 #include "worker/server/follower.h"
 #include "worker/server/generation_service.h"
 #include "worker/server/model_info.h"
 #include "worker/server/policy_proto.h"
 #include "worker/server/rank_zero.h"
+#include "worker/server/serve_attention.h"
 #include "worker/server/worker_config.h"
 
 namespace heavywater {
@@ -71,11 +74,6 @@ class StepThread {
   std::thread thread_;
 };
 
-void UpdateLinkMetrics(Worker& worker, WorkerMetrics& metrics) {
-  if (worker.link() == nullptr) return;
-  metrics.SetLink(worker.link()->up(), worker.reporter()->queued(), worker.reporter()->dropped());
-}
-
 absl::Status Lead(const v1::WorkerConfig& config, const ModelFacts& facts, Worker& worker,
                   WorkerMetrics& metrics, ServerRuntime& runtime, GenerationService& service,
                   ShutdownSignal& signal) {
@@ -119,12 +117,19 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
   HW_ASSIGN_OR_RETURN(const ModelFacts facts, ReadModelFacts(config));
   auto registry = std::make_shared<prometheus::Registry>();
   WorkerMetrics metrics(registry);
-  GenerationService service(
-      MakeModelMessages(MakeModelInfo(facts.config, facts.tokenizer->spec(), facts.fingerprint,
-                                      config.size(), config.default_policy()),
-                        facts.tokenizer->spec()));
+  const bool engines = ServesEngines(config);
+  std::vector<v1::GetModelResponse> model;
+  if (!engines) {
+    const TokenizerSpec& tokenizer = facts.tokenizer->spec();
+    model = MakeModelMessages(MakeModelInfo(facts.config, tokenizer, facts.fingerprint,
+                                            config.size(), config.default_policy()),
+                              tokenizer);
+  }
+  GenerationService service(std::move(model));
+  AttentionService attention;
   std::vector<grpc::Service*> services;
-  if (config.rank() == 0) services.push_back(&service);
+  if (engines) services.push_back(&attention);
+  if (!engines && config.rank() == 0) services.push_back(&service);
   HW_ASSIGN_OR_RETURN(const std::unique_ptr<ServerRuntime> runtime,
                       ServerRuntime::Start({.listen_address = config.listen_address(),
                                             .metrics_address = config.metrics_address(),
@@ -142,6 +147,13 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
     HW_ASSIGN_OR_RETURN(worker, std::move(created));
   }
   LogInfo("ready", {{"rank", config.rank()}, {"size", config.size()}});
+  if (engines) {
+    const absl::Status status =
+        ServeAttention(config, facts, *worker, metrics, *runtime, attention, signal);
+    worker->Flush(kFlushTimeout);
+    worker->Leave();
+    return status;
+  }
   const absl::Status status = config.rank() == 0
                                   ? Lead(config, facts, *worker, metrics, *runtime, service, signal)
                                   : Follow(config, *worker, metrics, *runtime, signal);

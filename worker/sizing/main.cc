@@ -5,6 +5,7 @@
 #include <iterator>
 #include <string>
 
+#include "worker/sizing/cuda_scratch.h"
 #include "worker/sizing/plan_json.h"
 
 namespace heavywater {
@@ -13,7 +14,7 @@ namespace {
 int Run() {
   const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
   const absl::StatusOr<PlanRequest> request = ParsePlanRequest(text);
-  const auto answer = request.ok() ? AnswerPlanRequest(*request, ScratchSizes()) : request.status();
+  const auto answer = request.ok() ? AnswerPlanRequest(*request, CudaScratch()) : request.status();
   if (!answer.ok()) {
     std::fprintf(stderr, "%s\n", std::string(answer.status().message()).c_str());
     return 1;

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
-#include "worker/model/llama_weights.h"
+#include "worker/model/cuda/runner_bytes.h"
 #include "worker/model/rank_shard.h"
 #include "worker/rank/rank_cache.h"
 #include "worker/rank/recall_memory.h"
@@ -14,7 +14,7 @@
 namespace heavywater {
 namespace {
 
-constexpr int kWeightBytes = 2;  // bf16
+constexpr WeightType kWeightType = WeightType::kBFloat16;
 constexpr int64_t kMaxContext = std::numeric_limits<Position>::max();
 
 absl::Status CheckRange(const char* field, int64_t got, int64_t low, int64_t high) {
@@ -83,6 +83,12 @@ StepReads ReadsOf(const RankCacheOptions& options, const SequenceOptions& sequen
   return reads;
 }
 
+// Of an embedding table a step reads a row a token; tied, it is the logits' matrix, too.
+int64_t UnreadWeights(const ModelConfig& model, const RankShard& shard) {
+  if (model.tied_embeddings) return 0;
+  return shard.vocab.size * model.hidden_size * BytesOf(kWeightType);
+}
+
 StepReads Times(const StepReads& reads, int64_t count) {
   return {.weights = reads.weights,
           .kv = reads.kv * count,
@@ -107,12 +113,13 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Deployment& deployment,
   HW_RETURN_IF_ERROR(CheckRecall(options, sequence, /*has_host_tier=*/true));
   HW_ASSIGN_OR_RETURN(const Budget budget, ResolveSequenceBudget(options.shape, sequence));
   const int64_t capacity = SlotCapacity(options, budget, sequence);
-  const WeightCounts weights = CountWeights(deployment.model, shard);
   const RecallBytes recall = RecallBytesOf(options, budget, sequence, capacity);
 
   MemoryPlan plan;
   plan.budget = budget;
-  plan.device = {.weights = weights.all * kWeightBytes,
+  plan.device = {.weights = CudaRunnerWeightBytes(deployment.model, shard, kWeightType),
+                 .runner = CudaRunnerWorkspaceBytes(deployment.model, shard,
+                                                    deployment.max_step_tokens, kWeightType),
                  .workspace = Workspace::StandingBytes(options),
                  .sequence = BytesOf(options, scratch_sizes, budget, sequence, capacity),
                  .prompt_hidden = PromptHiddenBytes(sequence.prompt_tokens, options.hidden_size),
@@ -123,7 +130,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Deployment& deployment,
   plan.host_bytes = deployment.num_sequences * plan.full_kv_bytes;  // write-through: every page
   plan.step = Times(ReadsOf(options, sequence, budget, recall, plan.resident_tokens),
                     deployment.num_sequences);
-  plan.step.weights = weights.read_by_step * kWeightBytes;
+  plan.step.weights = plan.device.weights - UnreadWeights(deployment.model, shard);
   return plan;
 }
 

@@ -26,10 +26,11 @@ struct Deployment {
   int max_step_tokens = 512;  // prompt_chunk_tokens
 };
 
-// On each device. Everything but weights and prompt_hidden counts against
-// device_memory_bytes of the worker's configuration.
+// On each device. Workspace and sequences count against device_memory_bytes of the
+// worker's configuration, the rest is beside it.
 struct DeviceNeed {
   int64_t weights = 0;        // in bf16
+  int64_t runner = 0;         // a step's activations, cuBLAS's scratch
   int64_t workspace = 0;      // held without any sequence
   SequenceBytes sequence;     // of one
   int64_t prompt_hidden = 0;  // hidden states of the one prompt that runs
@@ -38,7 +39,7 @@ struct DeviceNeed {
   // All sequences, one of them still in its prompt.
   int64_t sequences() const { return num_sequences * sequence.steady() + sequence.prompt; }
   int64_t configured() const { return workspace + sequences(); }
-  int64_t total() const { return weights + prompt_hidden + configured(); }
+  int64_t total() const { return weights + runner + prompt_hidden + configured(); }
 };
 
 // Necessary bytes of a decode step of all sequences, on each device.

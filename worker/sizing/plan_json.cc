@@ -39,6 +39,7 @@ void AddMemory(const MemoryPlan& plan, Json& row) {
   const DeviceNeed& device = plan.device;
   row["resident_tokens"] = plan.resident_tokens;
   row["weight_bytes"] = device.weights;
+  row["runner_bytes"] = device.runner;
   row["workspace_bytes"] = device.workspace;
   row["kv_bytes"] = device.num_sequences * plan.kv_bytes;
   row["full_kv_bytes"] = device.num_sequences * plan.full_kv_bytes;

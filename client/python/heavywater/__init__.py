@@ -1,5 +1,7 @@
 """Client of Heavywater, a distributed KV-cache service for long-context language models."""
 
+from heavywater.attention import AttentionClient, OpenedAttention
+from heavywater.attention_types import DECODE, PROMPT, PROMPT_LAST, AttentionItem, AttentionShape, ItemStatus, Kept
 from heavywater.client import Client
 from heavywater.errors import HeavywaterError
 from heavywater.generation import Generation, Token
@@ -9,10 +11,19 @@ from heavywater.v1.common_pb2 import PolicyOptions
 from heavywater.version import __version__
 
 __all__ = [
+    "DECODE",
+    "PROMPT",
+    "PROMPT_LAST",
+    "AttentionClient",
+    "AttentionItem",
+    "AttentionShape",
     "Client",
     "Generation",
     "HeavywaterError",
+    "ItemStatus",
+    "Kept",
     "Model",
+    "OpenedAttention",
     "PolicyOptions",
     "SequenceSet",
     "Token",

@@ -1,19 +1,30 @@
-"""KV rows read back from the cache service."""
+"""KV rows read back from the cache service, or from a rank."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from heavywater.crc32c import crc32c
 from heavywater.errors import HeavywaterError
-from heavywater.v1 import common_pb2, page_store_pb2
+from heavywater.v1 import common_pb2
 
 
-def rows_of(responses: Iterable[page_store_pb2.ReadResponse]) -> bytes:
+class Chunk(Protocol):
+    """A message of PageStoreService.Read or AttentionService.ReadKv."""
+
+    @property
+    def first_position(self) -> int: ...
+    @property
+    def rows(self) -> bytes: ...
+    @property
+    def crc32c(self) -> int: ...
+
+
+def rows_of(responses: Iterable[Chunk]) -> bytes:
     """Joins the chunks of a read after checking each. Raises HeavywaterError DATA_LOSS."""
     chunks = []
     for response in responses:

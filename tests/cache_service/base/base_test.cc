@@ -37,6 +37,16 @@ TEST(Crc32cTest, PartsExtendToTheWhole) {
   }
 }
 
+TEST(Crc32cTest, LongTextsEqualThePiecesOfThemOneByteAtATime) {
+  std::string text;
+  for (uint32_t i = 0; i < 70'000; ++i) text.push_back(static_cast<char>(i * 2654435761u >> 24));
+  for (const size_t size : {3071, 3072, 3073, 3079, 6143, 6144, 6149, 65'536, 70'000}) {
+    uint32_t piecewise = 0;
+    for (size_t i = 0; i < size; ++i) piecewise = Crc(text.substr(i, 1), piecewise);
+    EXPECT_EQ(Crc(text.substr(0, size)), piecewise) << size;
+  }
+}
+
 TEST(BFloat16Test, EveryValueSurvivesTheWayThroughFloat) {
   for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
     const float value = BFloat16ToFloat(static_cast<uint16_t>(bits));

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -286,6 +287,37 @@ TEST_F(CacheServerTest, MetricsShowTheTierAndTheCalls) {
                           HasSubstr("heavywater_tier_bytes{tier=\"host\",state=\"used\"} 36864"),
                           HasSubstr("heavywater_rpcs_total{code=\"OK\",method=\"/heavywater.v1."
                                     "SequenceService/Open\"} 1")));
+}
+
+TEST_F(CacheServerTest, EachTierBelowHasItsFiguresInStatsAndMetrics) {
+  const std::string folder = ::testing::TempDir() + "heavywater-server-test-disk";
+  config_.set_metrics_address("127.0.0.1:0");
+  config_.set_disk_path(folder);
+  config_.set_disk_bytes(1 << 20);
+  server_.reset();
+  auto server = CacheServer::Start(config_, clock_);
+  if (absl::IsInvalidArgument(server.status())) GTEST_SKIP() << server.status();
+  ASSERT_TRUE(server.ok()) << server.status();
+  server_ = *std::move(server);
+  const auto admin = v1::AdminService::NewStub(
+      grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  v1::StatsResponse stats;
+  ASSERT_TRUE(admin->Stats(&context, {}, &stats).ok());
+  ASSERT_EQ(stats.tiers_size(), 2);
+  EXPECT_EQ(stats.tiers(0).tier(), "host");
+  EXPECT_EQ(stats.tiers(1).tier(), "disk");
+  EXPECT_EQ(stats.tiers(1).total_bytes(), 1 << 20);
+  EXPECT_EQ(stats.tiers(1).free_bytes(), 1 << 20);
+  const std::string text = HttpGet(server_->metrics_address(), "/metrics");
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("heavywater_tier_bytes{tier=\"disk\",state=\"free\"} 1048576"),
+                    HasSubstr("heavywater_tier_pages{tier=\"disk\"} 0"),
+                    HasSubstr("heavywater_tier_hits_total{tier=\"disk\"} 0"),
+                    HasSubstr("heavywater_tier_moves_total{tier=\"disk\",direction=\"up\"} 0"),
+                    HasSubstr("heavywater_tier_failures_total{tier=\"disk\",reason=\"full\"} 0")));
+  server_.reset();
+  std::filesystem::remove_all(folder);
 }
 
 TEST(CacheServerStartTest, RefusesConfigurationsThatCannotWorkNamingTheField) {

@@ -167,6 +167,36 @@ TEST_F(DiskTierTest, AChangedByteOnDiskIsDataLossForThatPageOnly) {
   }
 }
 
+TEST_F(DiskTierTest, DamagedFilesDoNotStopWhatComesAndGoesAfterwards) {
+  ASSERT_TRUE(Open().ok());
+  PutMany(1);
+  int64_t damaged = 0;
+  for (int64_t page = 0; page < 60; page += 4) {
+    damaged += ChangeOnDisk(TestKey(1, page), [](const fs::path& file, int64_t offset) {
+      std::fstream out(file, std::ios::binary | std::ios::in | std::ios::out);
+      out.seekp(offset + 777);
+      out.put('x');
+      out.put('y');
+    });
+  }
+  ASSERT_GT(damaged, 4);
+  // Its neighbours go, so that their files are mostly garbage, which is collected.
+  for (int64_t page = 0; page < 60; ++page) {
+    const PageKey key = TestKey(1, page);
+    ASSERT_TRUE(page % 4 == 0 || tier_->Erase({&key, 1}).ok());
+  }
+  for (SequenceId sequence = 2; sequence < 12; ++sequence) {
+    for (int64_t page = 0; page < 60; ++page) {
+      const absl::Status put = Put(TestKey(sequence, page));
+      ASSERT_TRUE(put.ok()) << sequence << " " << page << " " << put;
+    }
+    for (int64_t page = 0; page < 60; page += 7) {
+      EXPECT_EQ(*Get(TestKey(sequence, page)), TestPage(TestKey(sequence, page), kPageBytes));
+    }
+    ASSERT_TRUE(tier_->EraseSequence(sequence).ok());
+  }
+}
+
 TEST_F(DiskTierTest, ATruncatedFileIsDataLossForItsPagesAndTheRestGoesOn) {
   ASSERT_TRUE(Open().ok());
   PutMany(1);

@@ -314,6 +314,22 @@ TEST_F(MakeRoomTest, WhatCannotMoveIsRefusedAtOnceAsItWas) {
   EXPECT_EQ(store_->MakeRoom(other), other);
 }
 
+TEST_F(MakeRoomTest, DamagedPagesBelowDoNotStandInTheWayOfOthers) {
+  Make(20, /*disk_pages=*/14);
+  WriteAndFinish(1, 32);
+  WriteAndFinish(2, 32);
+  TurnUntilIdle();
+  ASSERT_EQ(Disk().pages, 12);
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(disk_->Damage(Key(1, i % 2, i / 4, i / 2 % 2)));
+  ASSERT_TRUE(Write(3, 16).ok());
+  const absl::Status full = Reserve(3, 4);
+  ASSERT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(store_->MakeRoom(full).ok());
+  EXPECT_TRUE(Reserve(3, 4).ok());
+  ExpectAllRows(2, 32);
+  EXPECT_EQ(Remote().moved_in, 4);
+}
+
 TEST_F(MakeRoomTest, NothingMovesForWhatWouldNeverFit) {
   Make(20);
   WriteAndFinish(1, 32);

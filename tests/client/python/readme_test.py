@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import heavywater
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,10 +33,22 @@ def test_the_cpp_lines_are_those_of_the_example() -> None:
     assert example.split("// [readme\n")[1].split("  // readme]")[0] == lines
 
 
+def test_the_lines_for_engines_use_names_and_arguments_that_exist() -> None:
+    _, code = blocks("python")
+    calls = re.findall(r"engine\.(\w+)\(", code)
+    assert calls == ["open", "prompt", "begin", "attend", "end"]
+    for name in calls:
+        assert callable(getattr(heavywater.AttentionClient, name))
+    opening = next(line for line in code.splitlines() if "engine.open" in line)
+    parameters = inspect.signature(heavywater.AttentionClient.open).parameters
+    assert set(re.findall(r"(\w+)=(?!\")", opening)) <= {*parameters, "policy"}
+    compile(code, "README.md", "exec")
+
+
 def test_the_ten_lines_are_about_ten() -> None:
     for language in ("python", "cpp"):
-        (code,) = blocks(language)
-        assert len([line for line in code.splitlines() if line.strip()]) <= 12
+        for code in blocks(language):
+            assert len([line for line in code.splitlines() if line.strip()]) <= 12
 
 
 @pytest.mark.parametrize("command", re.findall(r"^deploy/local/run (heavywater .*?)(?:  +#.*)?$", README, re.MULTILINE))
@@ -62,7 +76,7 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
 
 
 def test_the_python_lines_run_as_they_stand(local_servers) -> None:
-    (code,) = blocks("python")
+    code, _ = blocks("python")  # the second one's server is tested in tests/e2e/test_attention.py
     environment = {
         "HEAVYWATER_ADDRESS": local_servers.worker_address,
         "HEAVYWATER_CACHE": local_servers.cache_address,

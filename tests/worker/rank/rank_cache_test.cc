@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/rank/test_group.h"
+#include "worker/backend/host_memory.h"
 #include "worker/rank/check_finite.h"
 
 namespace heavywater {
@@ -56,6 +57,33 @@ TEST(RankCacheTest, AWorkspaceThatDoesNotFitIsRefused) {
   const absl::Status status = RankCache::Create(options, *backend, nullptr).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("the workspace of a step needs"));
+}
+
+// A backend with streams of its own, as a GPU's.
+class StreamBackend final : public HostMemoryBackend {
+ public:
+  absl::StatusOr<Stream> NewStream() override {
+    if (fails) return absl::InternalError("no stream");
+    return Stream{.handle = this};
+  }
+  std::string Name() const override { return "streams"; }
+  absl::Status Attend(const KvShape&, const AttendParams&, Stream&) override {
+    return absl::OkStatus();
+  }
+  absl::Status AttendPrompt(const KvShape&, const PromptParams&, Stream&) override {
+    return absl::OkStatus();
+  }
+  absl::Status Select(const SelectParams&, Stream&) override { return absl::OkStatus(); }
+
+  bool fails = false;
+};
+
+TEST(RankCacheTest, HasAStreamOfItsOwn) {
+  StreamBackend backend;
+  EXPECT_EQ((*RankCache::Create(Options(), backend, nullptr))->stream().handle, &backend);
+  backend.fails = true;
+  EXPECT_EQ(RankCache::Create(Options(), backend, nullptr).status(),
+            absl::InternalError("no stream"));
 }
 
 class AdmissionTest : public ::testing::Test {

@@ -6,12 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "worker/cache/device_bytes.h"
 
 namespace heavywater {
 namespace {
 
-std::unique_ptr<Backend> CreateBackend(bool cpu) {
-  if (!cpu) return CreateReferenceBackend();
+std::unique_ptr<Backend> CreateBackend(const TestGroupOptions& options) {
+  if (options.make_backend) return options.make_backend();
+  if (!options.cpu_backend) return CreateReferenceBackend();
   auto backend = CreateCpuBackend({});
   HW_CHECK(backend.ok());
   return *std::move(backend);
@@ -69,14 +71,17 @@ TestGroup::TestGroup(const TestGroupOptions& options) : options_(options), rows_
     cache.max_step_tokens = options.max_step_tokens;
     cache.reserve_ahead_tokens = options.reserve_ahead_tokens;
     Rank& made = ranks_.emplace_back();
-    made.backend = CreateBackend(options.cpu_backend);
+    made.backend = CreateBackend(options);
     auto created = RankCache::Create(cache, *made.backend,
                                      options.tiers.empty() ? nullptr : options.tiers[rank]);
     HW_CHECK(created.ok());
     made.cache = *std::move(created);
     made.model =
         std::make_unique<SyntheticModel>(cache.shape, rank * cache.shape.num_query_heads, rows_);
-    made.step = std::make_unique<DecodeStep>(*made.cache, *made.model);
+    if (options.make_backend) {
+      made.on_device = std::make_unique<HostModel>(*made.model, *made.backend);
+    }
+    made.step = std::make_unique<DecodeStep>(*made.cache, made.stepped());
   }
 }
 
@@ -104,12 +109,20 @@ absl::Status TestGroup::Sum(const std::function<DeviceSpan<int64_t>(int)>& buffe
     return absl::FailedPreconditionError(
         absl::StrCat("lengths ", buffers[0].size(), " and ", other.size()));
   }
-  for (int64_t i = 0; i < buffers[0].size(); ++i) {
-    int64_t sum = 0;
-    for (const DeviceSpan<int64_t>& other : buffers) sum += other.device_address()[i];
-    for (const DeviceSpan<int64_t>& other : buffers) other.device_address()[i] = sum;
+  std::vector<int64_t> sums(buffers[0].size());
+  std::vector<int64_t> values(sums.size());
+  for (int rank = 0; rank < world_size(); ++rank) {
+    Backend& backend = *ranks_[rank].backend;
+    Stream& stream = cache(rank).stream();
+    HW_RETURN_IF_ERROR(backend.CopyToHost(std::as_writable_bytes(std::span(values)),
+                                          DeviceBytes<const int64_t>(buffers[rank]), stream));
+    HW_RETURN_IF_ERROR(backend.Synchronize(stream));
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
   }
-  return absl::OkStatus();
+  return Everywhere([&](int rank) {
+    return ranks_[rank].backend->CopyToDevice(DeviceBytes(buffers[rank]),
+                                              std::as_bytes(std::span(sums)), cache(rank).stream());
+  });
 }
 
 absl::Status TestGroup::Open(SequenceId sequence, const SequenceOptions& options) {
@@ -124,7 +137,7 @@ absl::Status TestGroup::RunPrompt(SequenceId sequence, const std::vector<int32_t
   std::vector<std::unique_ptr<PromptPass>> passes(world_size());
   HW_RETURN_IF_ERROR(Everywhere([&](int rank) -> absl::Status {
     HW_ASSIGN_OR_RETURN(passes[rank],
-                        PromptPass::Create(cache(rank), model(rank), sequence, tokens));
+                        PromptPass::Create(cache(rank), ranks_[rank].stepped(), sequence, tokens));
     return absl::OkStatus();
   }));
   while (!passes[0]->done()) {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "cache_service/tier/host_tier.h"
+#include "tests/worker/rank/host_model.h"
 #include "tests/worker/rank/plain_reference.h"
 #include "tests/worker/rank/synthetic_model.h"
 #include "worker/backend/backend.h"
@@ -31,8 +32,10 @@ struct TestGroupOptions {
   int64_t reserve_ahead_tokens = 32;
   int64_t device_memory_bytes = 0;
   uint64_t seed = 1;
-  RowSource rows = {};                // of Q, K and V; none: made from the seed
-  bool cpu_backend = false;           // or the reference
+  RowSource rows = {};       // of Q, K and V; none: made from the seed
+  bool cpu_backend = false;  // or the reference
+  // Or these; their memory need not be the host's.
+  std::function<std::unique_ptr<Backend>()> make_backend = nullptr;
   std::vector<HostTier*> tiers = {};  // one for each rank, or none
 };
 
@@ -85,7 +88,10 @@ class TestGroup {
     std::unique_ptr<Backend> backend;
     std::unique_ptr<RankCache> cache;
     std::unique_ptr<SyntheticModel> model;
+    std::unique_ptr<HostModel> on_device;  // of `model`, where the backend is a device's
     std::unique_ptr<DecodeStep> step;
+
+    Model& stepped() { return on_device ? static_cast<Model&>(*on_device) : *model; }
   };
 
   absl::Status Everywhere(const std::function<absl::Status(int)>& call);

@@ -46,7 +46,8 @@ TEST(PlanRequestTest, ARowForEachWorldSizeContextAndPolicyInThisOrder) {
   EXPECT_EQ(rows[2]["context_tokens"], 8192);
   EXPECT_EQ(rows[4]["world_size"], 2);
   EXPECT_EQ(rows[0]["total_bytes"].get<int64_t>(),
-            rows[0]["weight_bytes"].get<int64_t>() + rows[0]["prompt_hidden_bytes"].get<int64_t>() +
+            rows[0]["weight_bytes"].get<int64_t>() + rows[0]["runner_bytes"].get<int64_t>() +
+                rows[0]["prompt_hidden_bytes"].get<int64_t>() +
                 rows[0]["device_memory_bytes"].get<int64_t>());
 }
 

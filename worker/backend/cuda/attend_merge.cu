@@ -9,7 +9,7 @@
 namespace heavywater::cuda {
 namespace {
 
-// Of the kernels that have a warp for each query row.
+// Of the kernels that have a block, or a warp, for each query row.
 constexpr int kRowThreads = 128;
 constexpr int kRowWarps = kRowThreads / kWarp;
 constexpr int kMaxChannelsPerLane = 8;  // head sizes up to 256
@@ -53,10 +53,9 @@ __device__ __forceinline__ int64_t RowOfWarp() {
   return static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
 }
 
-__device__ __forceinline__ RowParts PartsOfRow(const WaveToken& token, const WaveScratch& scratch,
-                                               int64_t row, bool with_picks) {
-  const int num_splits = NumSplits(Load(&token.used));
-  const bool picks = with_picks && Load(&token.recall) >= 0;
+__device__ __forceinline__ RowParts PartsOfRow(const WaveScratch& scratch, int64_t row, int used,
+                                               bool picks) {
+  const int num_splits = NumSplits(used);
   return {scratch.sums + row * (scratch.splits + 1), num_splits, num_splits + (picks ? 1 : 0),
           scratch.splits};
 }
@@ -66,7 +65,8 @@ __global__ void __launch_bounds__(kRowThreads)
   const int64_t row = RowOfWarp();
   if (row >= static_cast<int64_t>(shape.num_tokens) * shape.num_query_heads) return;  // the warp
   const WaveToken& token = tokens[row / shape.num_query_heads];
-  const SplitSum total = PartsOfRow(token, scratch, row, /*with_picks=*/false).Total();
+  const int used = Load(&token.used);
+  const SplitSum total = PartsOfRow(scratch, row, used, /*picks=*/false).Total();
   if (Lane() == 0) Store(scratch.totals + row, total);
 }
 
@@ -89,41 +89,65 @@ __device__ __forceinline__ void AddScaled(const float* from, int head_dim, float
   }
 }
 
-// In the order of the parts. Where a factor is 0 nothing need have been written.
-__device__ __forceinline__ LaneOut MergeOuts(const RowParts& parts, const SplitSum& total,
-                                             const float* outs, int head_dim) {
+// The warp's share: every kRowWarps-th part, in ascending order. Where a factor is 0
+// nothing need have been written.
+__device__ __forceinline__ LaneOut MergeShare(const RowParts& parts, const SplitSum& total,
+                                              const float* outs, int head_dim) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int num_mine = (parts.num_parts - warp + kRowWarps - 1) / kRowWarps;
   LaneOut out = {};
-  for (int first = 0; first < parts.num_parts; first += kWarp) {
-    const int mine = first + Lane();
+  for (int first = 0; first < num_mine; first += kWarp) {
+    const int part = warp + (first + Lane()) * kRowWarps;
     const float factor =
-        mine < parts.num_parts ? static_cast<float>(Factor(parts.Sum(mine), total)) : 0.0f;
-    const int count = min(parts.num_parts - first, kWarp);
+        part < parts.num_parts ? static_cast<float>(Factor(parts.Sum(part), total)) : 0.0f;
+    const int count = min(num_mine - first, kWarp);
 #pragma unroll 4
     for (int i = 0; i < count; ++i) {
       const float of_part = __shfl_sync(kAllLanes, factor, i);
-      const float* from = outs + static_cast<int64_t>(parts.Index(first + i)) * head_dim;
-      if (of_part != 0) AddScaled(from, head_dim, of_part, out);
+      const int index = parts.Index(warp + (first + i) * kRowWarps);
+      if (of_part != 0) {
+        AddScaled(outs + static_cast<int64_t>(index) * head_dim, head_dim, of_part, out);
+      }
     }
   }
   return out;
 }
 
+// A block for each row: the order of its sums depends on the number of parts only.
 __global__ void __launch_bounds__(kRowThreads)
     Merge(WaveShape shape, const WaveToken* tokens, WaveScratch scratch) {
-  const int64_t row = RowOfWarp();
-  if (row >= static_cast<int64_t>(shape.num_tokens) * shape.num_query_heads) return;  // the warp
-  const WaveToken& token = tokens[row / shape.num_query_heads];
-  const RowParts parts = PartsOfRow(token, scratch, row, /*with_picks=*/true);
-  const SplitSum total = parts.Total();
-  const LaneOut out = MergeOuts(
+  WaveToken& token = *reinterpret_cast<WaveToken*>(SharedMemory());
+  SplitSum& total = *reinterpret_cast<SplitSum*>(SharedMemory() + kTokenSharedBytes);
+  float* shares = reinterpret_cast<float*>(&total + 1);
+  const int64_t row = blockIdx.x;
+  LoadToken(tokens + row / shape.num_query_heads, token);
+  const RowParts parts = PartsOfRow(scratch, row, token.used, /*picks=*/token.recall >= 0);
+  if (threadIdx.x < kWarp) {
+    const SplitSum sum = parts.Total();
+    if (Lane() == 0) {
+      total = sum;
+      Store(scratch.totals + row, sum);
+    }
+  }
+  __syncthreads();
+  const LaneOut share = MergeShare(
       parts, total, scratch.outs + row * (scratch.splits + 1) * shape.head_dim, shape.head_dim);
-  float* to = Load(&token.out) + row % shape.num_query_heads * shape.head_dim;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
 #pragma unroll
   for (int i = 0; i < kMaxChannelsPerLane / 4; ++i) {
     const int channel = (i * kWarp + Lane()) * 4;
-    if (channel < shape.head_dim) Store(reinterpret_cast<float4*>(to + channel), out.values[i]);
+    if (channel >= shape.head_dim) continue;
+    *reinterpret_cast<float4*>(shares + warp * shape.head_dim + channel) = share.values[i];
   }
-  if (Lane() == 0) Store(scratch.totals + row, total);
+  __syncthreads();
+  float* to = token.out + row % shape.num_query_heads * shape.head_dim;
+  for (int channel = static_cast<int>(threadIdx.x); channel < shape.head_dim;
+       channel += kRowThreads) {
+    float sum = shares[channel];
+#pragma unroll
+    for (int i = 1; i < kRowWarps; ++i) sum += shares[i * shape.head_dim + channel];
+    Store(to + channel, sum);
+  }
 }
 
 // Of four slots, summed over the group's heads: each probability rounded on its own.
@@ -172,22 +196,24 @@ __global__ void __launch_bounds__(kGainThreads)
   }
 }
 
-dim3 GridOfRows(const WaveShape& shape) {
-  const int64_t rows = static_cast<int64_t>(shape.num_tokens) * shape.num_query_heads;
-  return dim3(static_cast<unsigned>((rows + kRowWarps - 1) / kRowWarps));
+int64_t NumRows(const WaveShape& shape) {
+  return static_cast<int64_t>(shape.num_tokens) * shape.num_query_heads;
 }
 
 }  // namespace
 
 cudaError_t LaunchSlotTotals(const WaveShape& shape, const WaveToken* tokens,
                              const WaveScratch& scratch, cudaStream_t stream) {
-  return Launch(SlotTotals, GridOfRows(shape), dim3(kRowThreads), 0, stream, shape, tokens,
-                scratch);
+  const dim3 grid(static_cast<unsigned>((NumRows(shape) + kRowWarps - 1) / kRowWarps));
+  return Launch(SlotTotals, grid, dim3(kRowThreads), 0, stream, shape, tokens, scratch);
 }
 
 cudaError_t LaunchMerge(const WaveShape& shape, const WaveToken* tokens, const WaveScratch& scratch,
                         cudaStream_t stream) {
-  return Launch(Merge, GridOfRows(shape), dim3(kRowThreads), 0, stream, shape, tokens, scratch);
+  const dim3 grid(static_cast<unsigned>(NumRows(shape)));
+  const size_t shared_bytes =
+      kTokenSharedBytes + sizeof(SplitSum) + kRowWarps * shape.head_dim * sizeof(float);
+  return Launch(Merge, grid, dim3(kRowThreads), shared_bytes, stream, shape, tokens, scratch);
 }
 
 cudaError_t LaunchAddGains(const WaveShape& shape, const WaveToken* tokens,

@@ -167,7 +167,7 @@ def _cells(row: Row) -> dict[str, str]:
         "weights": _gib(row["weight_bytes"]),
         "KV": _gib(row["kv_bytes"]),
         "of full": f"{row['kv_ratio']:.0%}",
-        "work": _gib(row["workspace_bytes"] + row["step_bytes"]),
+        "work": _gib(row["runner_bytes"] + row["workspace_bytes"] + row["step_bytes"]),
         "prompt": _gib(row["prompt_bytes"] + row["prompt_hidden_bytes"]),
         "total": _gib(row["total_bytes"]),
         "host": _gib(row["host_bytes"]),
@@ -214,7 +214,7 @@ def _print_table(answer: dict[str, Any]) -> None:
     console.print(table)
     console.print(
         "total: while one sequence is in its prompt. host: each rank's part of the host tier. device_memory_bytes of a "
-        "worker: total without weights and hidden states (--json has each part). Not counted: memory of CUDA and its "
-        "libraries; collectives and launches in a step.",
+        "worker: total without weights, activations and hidden states (--json has each part). Not counted: memory of "
+        "CUDA and its libraries; collectives and launches in a step.",
         style="dim",
     )

@@ -96,6 +96,23 @@ TEST_F(AttendCudaTest, ABatchOfSeveralWavesEqualsItsTokensAloneBitForBit) {
   }
 }
 
+TEST_F(AttendCudaTest, ALongPromptRunsInPiecesThatEqualItsChunksBitForBit) {
+  KvShape shape;
+  shape.num_query_heads = 1;
+  shape.num_kv_heads = 1;
+  shape.head_dim = 8;
+  shape.dtype = KvDtype::kFloat32;
+  std::mt19937 rng(2);
+  const int64_t length = 4200;  // of 4096 a piece
+  PromptCase prompt = RandomPromptCase(rng, shape, length);
+  prompt.score_from = 4080;  // in both pieces
+  const AttendOutcome whole = RunPrompt(backend(), prompt);
+  prompt.chunks = {2100, 2100};
+  const AttendOutcome chunked = RunPrompt(backend(), prompt);
+  ExpectSameBits(whole.out, chunked.out);
+  EXPECT_EQ(whole.gains, chunked.gains);
+}
+
 TEST_F(AttendCudaTest, ACapturedStepAttendsAgainWheneverItIsLaunched) {
   const KvShape shape = QuarterOfLlama();
   const AttendCase attend = DenseCase(shape, 700, 1);

@@ -1,6 +1,6 @@
-// The runner's kernels and their order, against the textbook. The shim runs queued
-// work as late as CUDA may, so a missing wait would show; memory that nobody wrote
-// holds NaNs.
+// The runner's kernels and their order, against the textbook. The shim runs threads in
+// several orders and queued work as late as CUDA may, so a missing barrier or wait
+// would show; memory that nobody wrote holds NaNs.
 #include "worker/model/cuda/cuda_llama_runner.h"
 
 #include <gmock/gmock.h>
@@ -82,13 +82,16 @@ struct Case {
   int ranks;
   WeightType weights;
   cuda_shim::Progress progress;
+  cuda_shim::Order order;
   bool tied;
   double tolerance;
 };
 
 class CudaLlamaRunnerTest : public ::testing::TestWithParam<Case> {
  protected:
-  CudaLlamaRunnerTest() { cuda_shim::SetOptions({.progress = GetParam().progress}); }
+  CudaLlamaRunnerTest() {
+    cuda_shim::SetOptions({.order = GetParam().order, .progress = GetParam().progress});
+  }
   ~CudaLlamaRunnerTest() override {
     EXPECT_EQ(cuda_shim::TakeFailure(), "");
     cuda_shim::SetOptions({});
@@ -127,16 +130,18 @@ TEST_P(CudaLlamaRunnerTest, ComputesTheLogitsOfTheTextbookHoweverTheTextIsFed) {
 
 constexpr auto kAtOnce = cuda_shim::Progress::kAtOnce;
 constexpr auto kLate = cuda_shim::Progress::kLate;
-constexpr auto kRandom = cuda_shim::Progress::kRandom;
-INSTANTIATE_TEST_SUITE_P(All, CudaLlamaRunnerTest,
-                         ::testing::Values(Case{1, WeightType::kFloat32, kAtOnce, true, 1e-5},
-                                           Case{1, WeightType::kFloat32, kLate, false, 1e-5},
-                                           Case{1, WeightType::kBFloat16, kLate, true, 0.02},
-                                           Case{3, WeightType::kFloat32, kLate, true, 1e-5},
-                                           Case{3, WeightType::kBFloat16, kRandom, false, 0.02}),
-                         [](const auto& info) {
-                           return absl::StrCat("Case", info.index, "Ranks", info.param.ranks);
-                         });
+constexpr auto kAnyTime = cuda_shim::Progress::kRandom;
+constexpr auto kForward = cuda_shim::Order::kForward;
+constexpr auto kReverse = cuda_shim::Order::kReverse;
+constexpr auto kAnyOrder = cuda_shim::Order::kRandom;
+INSTANTIATE_TEST_SUITE_P(
+    All, CudaLlamaRunnerTest,
+    ::testing::Values(Case{1, WeightType::kFloat32, kAtOnce, kForward, true, 1e-5},
+                      Case{1, WeightType::kFloat32, kLate, kReverse, false, 1e-5},
+                      Case{1, WeightType::kBFloat16, kLate, kAnyOrder, true, 0.02},
+                      Case{3, WeightType::kFloat32, kLate, kReverse, true, 1e-5},
+                      Case{3, WeightType::kBFloat16, kAnyTime, kForward, false, 0.02}),
+    [](const auto& info) { return absl::StrCat("Case", info.index, "Ranks", info.param.ranks); });
 
 TEST(CudaLlamaRunnerOptionsTest, RefusesABatchAndATokenOutOfRange) {
   const TinyLlama model({}, 1);

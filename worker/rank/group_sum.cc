@@ -1,4 +1,4 @@
-#include "worker/server/group_sum.h"
+#include "worker/rank/group_sum.h"
 
 #include <span>
 

@@ -1,0 +1,30 @@
+// How the disk tier's RocksDB is set up; its benchmark sets up its peer likewise.
+#pragma once
+
+#include <rocksdb/options.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace heavywater {
+
+inline rocksdb::Options DiskTierDatabaseOptions(int64_t total_bytes) {
+  rocksdb::Options options;
+  options.create_if_missing = true;
+  options.compression = rocksdb::kNoCompression;  // KV does not compress
+  options.enable_blob_files = true;  // pages are written once, not merged over and over
+  options.min_blob_size = 1024;
+  options.blob_file_size = std::clamp<int64_t>(total_bytes / 16, 1 << 20, 256 << 20);
+  options.enable_blob_garbage_collection = true;
+  options.blob_garbage_collection_age_cutoff = 1.0;
+  options.blob_garbage_collection_force_threshold = 0.5;
+  // Memory beside the slab: two of these at most.
+  options.write_buffer_size = std::clamp<int64_t>(total_bytes / 16, 1 << 20, 16 << 20);
+  options.max_write_buffer_number = 2;
+  options.max_open_files = 256;
+  options.keep_log_file_num = 2;
+  options.max_log_file_size = 1 << 20;
+  return options;
+}
+
+}  // namespace heavywater

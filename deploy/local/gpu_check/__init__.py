@@ -1,0 +1,1 @@
+"""What deploy/local/gpu-check does. Python's standard library alone: it runs where nothing can be installed."""

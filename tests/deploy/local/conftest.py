@@ -1,0 +1,6 @@
+"""The scripts' own modules can be imported."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "deploy/local"))
