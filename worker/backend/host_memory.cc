@@ -126,8 +126,9 @@ absl::Status PromoteRows(const KvShape& shape, const LayerView& layer, const Pro
 
 absl::Status CheckBackendShape(const KvShape& shape) {
   if (shape.head_dim <= 0 || shape.head_dim % 8 != 0 || shape.head_dim > kMaxKvHeadDim) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "head_dim is ", shape.head_dim, ", want a positive multiple of 8, at most ", kMaxKvHeadDim));
+    return absl::InvalidArgumentError(absl::StrCat("head_dim is ", shape.head_dim,
+                                                   ", want a positive multiple of 8, at most ",
+                                                   kMaxKvHeadDim));
   }
   if (shape.num_kv_heads <= 0 || shape.num_query_heads % shape.num_kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("num_query_heads is ", shape.num_query_heads,

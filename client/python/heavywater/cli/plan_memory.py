@@ -214,7 +214,7 @@ def _print_table(answer: dict[str, Any]) -> None:
     console.print(table)
     console.print(
         "total: while one sequence is in its prompt. host: each rank's part of the host tier. device_memory_bytes of a "
-        "worker: total without weights, activations and hidden states (--json has each part). Not counted: memory of CUDA and its "
-        "libraries; collectives and launches in a step.",
+        "worker: total without weights, activations and hidden states (--json has each part). Not counted: memory of "
+        "CUDA and its libraries; collectives and launches in a step.",
         style="dim",
     )
