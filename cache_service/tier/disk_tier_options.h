@@ -14,10 +14,11 @@ inline rocksdb::Options DiskTierDatabaseOptions(int64_t total_bytes) {
   options.compression = rocksdb::kNoCompression;  // KV does not compress
   options.enable_blob_files = true;  // pages are written once, not merged over and over
   options.min_blob_size = 1024;
-  options.blob_file_size = std::clamp<int64_t>(total_bytes / 16, 1 << 20, 256 << 20);
-  options.enable_blob_garbage_collection = true;
-  options.blob_garbage_collection_age_cutoff = 1.0;
-  options.blob_garbage_collection_force_threshold = 0.5;
+  // Files go when all of their pages have gone, which come and go by sequence. Nothing is
+  // collected from those that still have some: that would read pages, and one which has
+  // changed on disk would stop all writes.
+  options.enable_blob_garbage_collection = false;
+  options.blob_file_size = std::clamp<int64_t>(total_bytes / 64, 1 << 20, 64 << 20);
   // Memory beside the slab: two of these at most.
   options.write_buffer_size = std::clamp<int64_t>(total_bytes / 16, 1 << 20, 16 << 20);
   options.max_write_buffer_number = 2;

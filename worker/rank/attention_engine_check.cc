@@ -112,8 +112,8 @@ absl::StatusOr<int64_t> AttentionEngine::CheckRows(int layer, int64_t queries, i
                                                    int64_t values, int64_t out) const {
   if (!in_step_) return absl::FailedPreconditionError("no step has begun, want Begin first");
   const KvShape& shape = cache_.options().shape;
-  if (layer != next_layer_) {
-    const bool ended = next_layer_ == shape.num_layers;
+  const bool ended = next_layer_ == shape.num_layers;
+  if (ended || layer != next_layer_) {
     return absl::FailedPreconditionError(
         ended
             ? absl::StrCat("layer is ", layer, ", but step ", step_number_, " has had all ",

@@ -32,8 +32,8 @@ TEST(RankCacheTest, OptionsThatCannotWorkNameTheField) {
   };
   const Row rows[] = {
       {[](RankCacheOptions& o) { o.rank = 1; }, "rank is 1, want below 1"},
-      {[](RankCacheOptions& o) { o.hidden_size = 0; }, "hidden_size is 0"},
-      {[](RankCacheOptions& o) { o.vocab_size = 0; }, "vocab_size is 0"},
+      {[](RankCacheOptions& o) { o.hidden_size = -1; }, "hidden_size is -1"},
+      {[](RankCacheOptions& o) { o.vocab_size = -1; }, "vocab_size is -1"},
       {[](RankCacheOptions& o) { o.max_step_tokens = 0; }, "max_step_tokens is 0"},
       {[](RankCacheOptions& o) { o.device_memory_bytes = -1; }, "device_memory_bytes is -1"},
       {[](RankCacheOptions& o) { o.world_size = 3; }, "world_size is 3, want a divisor"},

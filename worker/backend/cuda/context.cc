@@ -8,7 +8,12 @@ namespace heavywater::cuda {
 
 absl::StatusOr<std::unique_ptr<CudaContext>> CudaContext::Create(int device) {
   int count = 0;
-  HW_RETURN_IF_CUDA_ERROR(cudaGetDeviceCount(&count));
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted == cudaErrorNoDevice || counted == cudaErrorInsufficientDriver) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("there is no CUDA device here: ", cudaGetErrorString(counted)));
+  }
+  HW_RETURN_IF_CUDA_ERROR(counted);
   if (device < 0 || device >= count) {
     return absl::FailedPreconditionError(
         absl::StrCat("device is ", device, ", want less than ", count, ", the CUDA devices here"));
