@@ -106,12 +106,13 @@ void ServerRuntime::BeginDrain() {
   SetReady(false);
 }
 
-void ServerRuntime::Drain() {
+void ServerRuntime::Drain(bool wait_for_calls) {
   if (shut_down_.exchange(true)) return;
   BeginDrain();
   // The server still answers meanwhile: health says "not ready", services say
   // UNAVAILABLE because draining() is true.
-  const absl::Time deadline = absl::Now() + options_.drain;
+  const absl::Time deadline =
+      absl::Now() + (wait_for_calls ? options_.drain : absl::ZeroDuration());
   while (*calls_ > 0 && absl::Now() < deadline) absl::SleepFor(kDrainPoll);
   if (*calls_ > 0)
     LogWarn("calls outlived the drain and are cancelled", {{"calls", calls_->load()}});

@@ -73,7 +73,8 @@ class ServerRuntime {
 
   // BeginDrain(), then waits for calls in flight up to options.drain, cancels
   // what is left (open streams) and stops the server. Idempotent.
-  void Drain();
+  // Without waiting: calls under way are cancelled at once.
+  void Drain(bool wait_for_calls = true);
 
   // Of the underlying server, for in-process channels in tests.
   grpc::Server& server() { return *server_; }

@@ -116,6 +116,7 @@ class AttentionEngine {
   void Abandon(const absl::Status& reason);
 
   bool in_step() const { return in_step_; }
+  absl::Status CheckOutOfStep() const;  // FAILED_PRECONDITION within one
   // What the communicator has failed with: from then on nothing runs any more.
   const absl::Status& group_status() const { return group_status_; }
   uint64_t step() const { return step_number_; }  // the last one begun, from 1
@@ -149,7 +150,6 @@ class AttentionEngine {
   absl::Status CheckItems(std::span<const EngineItem> items) const;
   absl::Status CheckItem(const EngineItem& item) const;
   absl::Status CheckPromptItem(const EngineItem& item, const Prompt& prompt) const;
-  absl::Status CheckOutOfStep() const;
   // How many rows the arrays of a layer have; INVALID_ARGUMENT naming the array.
   absl::StatusOr<int64_t> CheckRows(int layer, int64_t queries, int64_t keys, int64_t values,
                                     int64_t out) const;

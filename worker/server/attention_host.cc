@@ -319,6 +319,7 @@ absl::StatusOr<v1::ReadKvResponse> AttentionHost::ReadKv(const v1::ReadKvRequest
   }
   MutexLock lock(&mutex_);
   HW_RETURN_IF_ERROR(CheckOpen(request.sequence_id()));
+  HW_RETURN_IF_ERROR(engine_.CheckOutOfStep());
   HW_ASSIGN_OR_RETURN(const SequenceStats stats, engine_.cache().Stats(request.sequence_id()));
   if (request.first_position() < 0 || request.first_position() > stats.tokens_seen - count) {
     return absl::OutOfRangeError(absl::StrCat(

@@ -45,7 +45,8 @@ absl::Status ServeAttention(const v1::WorkerConfig& config, const ModelFacts& fa
   if (host.stream_open()) {
     worker.communicator().Abort(absl::CancelledError("this rank was told to stop"));
   }
-  runtime.Drain();
+  // Nobody can go on with what has failed: an open stream is not waited for.
+  runtime.Drain(/*wait_for_calls=*/!group_failed);
   service.StopServing();
   if (!group_failed) return absl::OkStatus();
   return absl::UnavailableError("the worker group failed: another rank has gone or disagrees");

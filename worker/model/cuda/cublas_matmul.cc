@@ -1,16 +1,18 @@
-#include <cublas_v2.h>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/cuda/cuda_check.h"
+#include "worker/model/cuda/cublas_library.h"
 #include "worker/model/cuda/device_matmul.h"
 
 namespace heavywater {
 namespace {
 
-absl::Status CublasStatus(cublasStatus_t status, const char* expression) {
+absl::Status CublasStatus(const CublasLibrary& cublas, cublasStatus_t status,
+                          const char* expression) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  const std::string message = absl::StrCat(expression, ": ", cublasGetStatusString(status));
+  const std::string message = absl::StrCat(expression, ": ", cublas.status_string(status));
   if (status == CUBLAS_STATUS_ALLOC_FAILED) return absl::ResourceExhaustedError(message);
   return absl::InternalError(message);
 }
@@ -19,18 +21,19 @@ absl::Status CublasStatus(cublasStatus_t status, const char* expression) {
 
 // Returns from the enclosing function when a call of cuBLAS's failed, naming it.
 #define HW_RETURN_IF_CUBLAS_ERROR(expression) \
-  HW_RETURN_IF_ERROR(CublasStatus((expression), #expression))
+  HW_RETURN_IF_ERROR(CublasStatus(cublas_, (expression), #expression))
 
 namespace {
 
 class CublasMatmul final : public DeviceMatmul {
  public:
+  explicit CublasMatmul(const CublasLibrary& cublas) : cublas_(cublas) {}
   ~CublasMatmul() override {
-    if (handle_ != nullptr) cublasDestroy(handle_);
+    if (handle_ != nullptr) cublas_.destroy(handle_);
   }
 
   absl::Status Init() {
-    HW_RETURN_IF_CUBLAS_ERROR(cublasCreate(&handle_));
+    HW_RETURN_IF_CUBLAS_ERROR(cublas_.create(&handle_));
     return absl::OkStatus();
   }
 
@@ -41,7 +44,7 @@ class CublasMatmul final : public DeviceMatmul {
     const float one = 1;
     const float zero = 0;
     // Row-major matrices are cuBLAS's column-major ones transposed.
-    HW_RETURN_IF_CUBLAS_ERROR(cublasGemmEx(
+    HW_RETURN_IF_CUBLAS_ERROR(cublas_.gemm_ex(
         handle_, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(args.rows),
         static_cast<int>(args.tokens), static_cast<int>(args.cols), &one, args.weights, type,
         static_cast<int>(args.cols), args.x, type, static_cast<int>(args.cols), &zero, args.out,
@@ -53,13 +56,14 @@ class CublasMatmul final : public DeviceMatmul {
   // Choosing a stream takes cuBLAS's scratch away again.
   absl::Status UseStream(std::byte* scratch, cudaStream_t stream) {
     if (has_stream_ && stream == stream_) return absl::OkStatus();
-    HW_RETURN_IF_CUBLAS_ERROR(cublasSetStream(handle_, stream));
-    HW_RETURN_IF_CUBLAS_ERROR(cublasSetWorkspace(handle_, scratch, kMatmulScratchBytes));
+    HW_RETURN_IF_CUBLAS_ERROR(cublas_.set_stream(handle_, stream));
+    HW_RETURN_IF_CUBLAS_ERROR(cublas_.set_workspace(handle_, scratch, kMatmulScratchBytes));
     stream_ = stream;
     has_stream_ = true;
     return absl::OkStatus();
   }
 
+  const CublasLibrary& cublas_;
   cublasHandle_t handle_ = nullptr;
   cudaStream_t stream_ = nullptr;
   bool has_stream_ = false;
@@ -68,7 +72,8 @@ class CublasMatmul final : public DeviceMatmul {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceMatmul>> CreateCublasMatmul() {
-  auto matmul = std::make_unique<CublasMatmul>();
+  HW_ASSIGN_OR_RETURN(const CublasLibrary* const cublas, LoadCublas());
+  auto matmul = std::make_unique<CublasMatmul>(*cublas);
   HW_RETURN_IF_ERROR(matmul->Init());
   return matmul;
 }
