@@ -28,22 +28,27 @@ PlanCase::PlanCase(Backend& backend, const LayerImage& layer)
       gains_(backend.Allocate(layer.used * int64_t{sizeof(int64_t)}).value()),
       kept_(backend.Allocate(layer.used).value()) {}
 
+absl::Status EnqueueChoice(Backend& backend, const LayerView& view, DeviceSpan<int64_t> gains,
+                           DeviceSpan<uint8_t> kept, Stream& stream) {
+  HW_RETURN_IF_ERROR(backend.CollectGains(BenchShape(), view, gains, stream));
+  HW_RETURN_IF_ERROR(backend.AddScores(view, gains, 1.0, stream));
+  return backend.Select({.positions = view.positions,
+                         .scores = view.scores,
+                         .kept = kept,
+                         .num_sets = 1,
+                         .stride = view.capacity,
+                         .count = view.used,
+                         .selection = {.budget_tokens = view.used - 1,
+                                       .sink_tokens = 0,
+                                       .recent_tokens = view.used / 2,
+                                       .tokens_seen = view.used}},
+                        stream);
+}
+
 absl::Status PlanCase::Plan() {
   const LayerView& view = layer_.view();
-  const DeviceSpan<int64_t> gains = gains_.As<int64_t>();
-  HW_RETURN_IF_ERROR(backend_.CollectGains(BenchShape(), view, gains, stream_));
-  HW_RETURN_IF_ERROR(backend_.AddScores(view, gains, 1.0, stream_));
-  HW_RETURN_IF_ERROR(backend_.Select({.positions = view.positions,
-                                      .scores = view.scores,
-                                      .kept = kept_.As<uint8_t>(),
-                                      .num_sets = 1,
-                                      .stride = view.capacity,
-                                      .count = view.used,
-                                      .selection = {.budget_tokens = view.used - 1,
-                                                    .sink_tokens = 0,
-                                                    .recent_tokens = view.used / 2,
-                                                    .tokens_seen = view.used}},
-                                     stream_));
+  HW_RETURN_IF_ERROR(
+      EnqueueChoice(backend_, view, gains_.As<int64_t>(), kept_.As<uint8_t>(), stream_));
   const std::vector<uint8_t> kept = Download<uint8_t>(backend_, kept_);
   const auto victim = std::ranges::find(kept, 0);
   HW_CHECK(victim != kept.end());

@@ -11,6 +11,11 @@
 
 namespace heavywater {
 
+// Gains to scores, then the choice of whom to keep: all positions but one. `gains` and
+// `kept` are [used].
+absl::Status EnqueueChoice(Backend& backend, const LayerView& view, DeviceSpan<int64_t> gains,
+                           DeviceSpan<uint8_t> kept, Stream& stream);
+
 class PlanCase {
  public:
   PlanCase(Backend& backend, const LayerImage& layer);

@@ -13,21 +13,6 @@
 namespace heavywater {
 namespace {
 
-constexpr int64_t kContexts[] = {8192, 32768};
-constexpr int64_t kQuickContexts[] = {1024};
-constexpr int64_t kCheckedContext = 1000;
-// Above any estimate: the scan runs, nothing is picked.
-constexpr float kNothingPasses = 1e30f;
-
-absl::Status CheckTarget(Backend& backend) {
-  HW_ASSIGN_OR_RETURN(const RecallInputs inputs, MakeRecallInputs(kCheckedContext));
-  const std::unique_ptr<Backend> oracle = CreateReferenceBackend();
-  RecallCase reference(*oracle, inputs, inputs.recall.min_share);
-  RecallCase checked(backend, inputs, inputs.recall.min_share);
-  HW_RETURN_IF_ERROR(checked.decode.CheckAgainst(reference.decode));
-  return CheckPicks(inputs, checked, 1);
-}
-
 absl::StatusOr<BenchJson> MeasureRow(const BenchOptions& options, const char* target,
                                      Backend* backend, const RecallInputs& inputs,
                                      int64_t context) {
@@ -61,10 +46,9 @@ absl::StatusOr<BenchJson> MeasureRow(const BenchOptions& options, const char* ta
 absl::StatusOr<BenchJson> RunRecallBench(const BenchOptions& options) {
   for (const char* target : kBenchTargets) {
     const std::unique_ptr<Backend> backend = BenchBackend(target);
-    if (backend != nullptr) HW_RETURN_IF_ERROR(CheckTarget(*backend));
+    if (backend != nullptr) HW_RETURN_IF_ERROR(CheckRecall(*backend));
   }
-  std::span<const int64_t> contexts = kContexts;
-  if (options.quick) contexts = kQuickContexts;
+  const std::span<const int64_t> contexts = RecallContexts(options.quick);
   BenchJson rows = BenchJson::array();
   for (const int64_t context : contexts) {
     HW_ASSIGN_OR_RETURN(const RecallInputs inputs, MakeRecallInputs(context));

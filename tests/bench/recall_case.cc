@@ -1,6 +1,7 @@
 #include "tests/bench/recall_case.h"
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,10 @@
 
 namespace heavywater {
 namespace {
+
+constexpr int64_t kContexts[] = {8192, 32768};
+constexpr int64_t kQuickContexts[] = {1024};
+constexpr int64_t kCheckedContext = 1000;
 
 // Sinks, recent and positions spread evenly between them: as many as the preset
 // `recall` has slots for, and the new tokens of an interval.
@@ -66,6 +71,20 @@ absl::StatusOr<RecallInputs> MakeRecallInputs(int64_t context) {
   for (Position i = 0; i < context; ++i) SetDemoted(inputs.recall, 0, i, true);
   for (const Position position : positions) SetDemoted(inputs.recall, 0, position, false);
   return inputs;
+}
+
+std::span<const int64_t> RecallContexts(bool quick) {
+  if (quick) return kQuickContexts;
+  return kContexts;
+}
+
+absl::Status CheckRecall(Backend& backend) {
+  HW_ASSIGN_OR_RETURN(const RecallInputs inputs, MakeRecallInputs(kCheckedContext));
+  const std::unique_ptr<Backend> oracle = CreateReferenceBackend();
+  RecallCase reference(*oracle, inputs, inputs.recall.min_share);
+  RecallCase checked(backend, inputs, inputs.recall.min_share);
+  HW_RETURN_IF_ERROR(checked.decode.CheckAgainst(reference.decode));
+  return CheckPicks(inputs, checked, 1);
 }
 
 absl::Status CheckPicks(const RecallInputs& inputs, const RecallCase& step, int64_t least) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -34,6 +35,13 @@ struct RecallCase {
   DecodeCase decode;
 };
 
+// Positions of the full caches that are measured, on every kind of device.
+std::span<const int64_t> RecallContexts(bool quick);
+// As RecallCase's min_share, above any estimate: the scan runs, nothing is picked.
+inline constexpr float kNothingPasses = 1e30f;
+
+// INTERNAL unless the backend's step is the oracle's.
+absl::Status CheckRecall(Backend& backend);
 // INTERNAL unless each KV head picked between `least` and max_picks demoted positions.
 absl::Status CheckPicks(const RecallInputs& inputs, const RecallCase& step, int64_t least);
 

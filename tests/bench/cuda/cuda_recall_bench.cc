@@ -14,21 +14,6 @@
 namespace heavywater {
 namespace {
 
-constexpr int64_t kContexts[] = {8192, 32768};
-constexpr int64_t kQuickContexts[] = {1024};
-constexpr int64_t kCheckedContext = 1000;
-// Above any estimate: the scan runs, nothing is picked.
-constexpr float kNothingPasses = 1e30f;
-
-absl::Status Check(Backend& backend) {
-  HW_ASSIGN_OR_RETURN(const RecallInputs inputs, MakeRecallInputs(kCheckedContext));
-  const std::unique_ptr<Backend> oracle = CreateReferenceBackend();
-  RecallCase reference(*oracle, inputs, inputs.recall.min_share);
-  RecallCase checked(backend, inputs, inputs.recall.min_share);
-  HW_RETURN_IF_ERROR(checked.decode.CheckAgainst(reference.decode));
-  return CheckPicks(inputs, checked, 1);
-}
-
 // Every layer's own sketches and host pages. Nothing is reported to the host: a
 // captured step could not.
 class LayerRecalls {
@@ -96,10 +81,9 @@ absl::StatusOr<BenchJson> MeasureRow(const BenchOptions& options, BenchDevice& d
 
 absl::StatusOr<BenchJson> RunCudaRecallBench(const BenchOptions& options) {
   HW_ASSIGN_OR_RETURN(const std::unique_ptr<BenchDevice> device, BenchDevice::Create());
-  HW_RETURN_IF_ERROR(Check(device->backend()));
+  HW_RETURN_IF_ERROR(CheckRecall(device->backend()));
   HW_ASSIGN_OR_RETURN(const double bandwidth, device->MeasureRead());
-  std::span<const int64_t> contexts = kContexts;
-  if (options.quick) contexts = kQuickContexts;
+  const std::span<const int64_t> contexts = RecallContexts(options.quick);
   BenchJson rows = BenchJson::array();
   for (const int64_t context : contexts) {
     HW_ASSIGN_OR_RETURN(BenchJson row, MeasureRow(options, *device, context, bandwidth));

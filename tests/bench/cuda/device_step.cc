@@ -5,6 +5,7 @@
 
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "tests/bench/plan_case.h"
 
 namespace heavywater {
 namespace {
@@ -76,20 +77,8 @@ absl::Status DeviceStep::EnqueueAttention(Stream& stream, bool accumulate_gains)
 absl::Status DeviceStep::EnqueuePlan(Stream& stream) {
   for (const DeviceLayer& layer : layers_) {
     const LayerView& view = layer.view();
-    const DeviceSpan<int64_t> collected = collected_.As<int64_t>();
-    HW_RETURN_IF_ERROR(backend_.CollectGains(BenchShape(), view, collected, stream));
-    HW_RETURN_IF_ERROR(backend_.AddScores(view, collected, 1.0, stream));
-    HW_RETURN_IF_ERROR(backend_.Select({.positions = view.positions,
-                                        .scores = view.scores,
-                                        .kept = kept_.As<uint8_t>(),
-                                        .num_sets = 1,
-                                        .stride = view.capacity,
-                                        .count = view.used,
-                                        .selection = {.budget_tokens = view.used - 1,
-                                                      .sink_tokens = 0,
-                                                      .recent_tokens = view.used / 2,
-                                                      .tokens_seen = view.used}},
-                                       stream));
+    HW_RETURN_IF_ERROR(
+        EnqueueChoice(backend_, view, collected_.As<int64_t>(), kept_.As<uint8_t>(), stream));
     HW_RETURN_IF_ERROR(backend_.CollectVictims({.positions = view.positions,
                                                 .scores = view.scores,
                                                 .kept = kept_.As<uint8_t>(),

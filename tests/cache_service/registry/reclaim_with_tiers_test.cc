@@ -58,15 +58,7 @@ class ReclaimWithTiersTest : public ::testing::Test {
   }
   SequenceId OpenAndFinish() {
     const SequenceId id = OpenAndWrite();
-    v1::ReportPlanRequest request;
-    request.set_group("group");
-    request.set_epoch(epoch_);
-    v1::PlanReport& report = *request.add_reports();
-    report.set_sequence_id(id);
-    report.set_plan(1);
-    report.set_tokens_seen(64);
-    report.set_finished(true);
-    EXPECT_TRUE(registry_->ReportPlan(request).ok());
+    EXPECT_TRUE(registry_->ReportPlan(TestFinished(epoch_, id, 64)).ok());
     clock_.Advance(absl::Milliseconds(10));
     return id;
   }

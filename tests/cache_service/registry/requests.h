@@ -53,4 +53,17 @@ inline v1::OpenSequenceRequest TestOpen(const std::string& request_id, uint64_t 
   return request;
 }
 
+// The only report of a sequence, its last.
+inline v1::ReportPlanRequest TestFinished(uint64_t epoch, uint64_t sequence, int tokens_seen) {
+  v1::ReportPlanRequest request;
+  request.set_group("group");
+  request.set_epoch(epoch);
+  v1::PlanReport& report = *request.add_reports();
+  report.set_sequence_id(sequence);
+  report.set_plan(1);
+  report.set_tokens_seen(tokens_seen);
+  report.set_finished(true);
+  return request;
+}
+
 }  // namespace heavywater

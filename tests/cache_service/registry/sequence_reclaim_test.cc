@@ -48,15 +48,7 @@ class SequenceReclaimTest : public ::testing::Test {
   }
   SequenceId OpenAndFinish() {
     const SequenceId id = OpenAndWrite();
-    v1::ReportPlanRequest request;
-    request.set_group("group");
-    request.set_epoch(epoch_);
-    v1::PlanReport& report = *request.add_reports();
-    report.set_sequence_id(id);
-    report.set_plan(1);
-    report.set_tokens_seen(64);
-    report.set_finished(true);
-    EXPECT_TRUE(registry_.ReportPlan(request).ok());
+    EXPECT_TRUE(registry_.ReportPlan(TestFinished(epoch_, id, 64)).ok());
     clock_.Advance(absl::Milliseconds(10));
     return id;
   }
@@ -148,15 +140,7 @@ TEST_F(SequenceReclaimTest, AReservationMakesRoomToo) {
 TEST_F(SequenceReclaimTest, TheNumberOfSequencesIsALimitLikeAnyOther) {
   std::vector<SequenceId> open;
   for (int i = 0; i < 4; ++i) open.push_back(*Open(0));
-  v1::ReportPlanRequest request;
-  request.set_group("group");
-  request.set_epoch(epoch_);
-  v1::PlanReport& report = *request.add_reports();
-  report.set_sequence_id(open[2]);
-  report.set_plan(1);
-  report.set_tokens_seen(1);
-  report.set_finished(true);
-  ASSERT_TRUE(registry_.ReportPlan(request).ok());
+  ASSERT_TRUE(registry_.ReportPlan(TestFinished(epoch_, open[2], 1)).ok());
   ASSERT_TRUE(Open(0).ok());
   ASSERT_TRUE(Open(0).ok());
   EXPECT_FALSE(IsThere(open[2]));
