@@ -150,16 +150,17 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// Of four slots, summed over the group's heads: each probability rounded on its own.
+// Of four slots, summed over the group's heads: each probability rounded on its own, or
+// counted when it is above `pivotal`.
 struct FourGains {
   int64_t values[4];
 };
 __device__ __forceinline__ void AddProbabilities(const float4& weights, double factor,
-                                                 FourGains& gains) {
-  gains.values[0] += ToFixedPoint(weights.x * factor);
-  gains.values[1] += ToFixedPoint(weights.y * factor);
-  gains.values[2] += ToFixedPoint(weights.z * factor);
-  gains.values[3] += ToFixedPoint(weights.w * factor);
+                                                 double pivotal, FourGains& gains) {
+  gains.values[0] += Gain(weights.x * factor, pivotal);
+  gains.values[1] += Gain(weights.y * factor, pivotal);
+  gains.values[2] += Gain(weights.z * factor, pivotal);
+  gains.values[3] += Gain(weights.w * factor, pivotal);
 }
 
 // A block for each split of a KV head; a thread for four of its slots.
@@ -187,7 +188,8 @@ __global__ void __launch_bounds__(kGainThreads)
 #pragma unroll 4
   for (int head = 0; head < group_size; ++head) {
     const float* weights = scratch.weights + (row + head) * stride + slot;
-    AddProbabilities(Load(reinterpret_cast<const float4*>(weights)), factors[head], gains);
+    AddProbabilities(Load(reinterpret_cast<const float4*>(weights)), factors[head], token.pivotal,
+                     gains);
   }
   int64_t* to = token.gains + kv_head * token.capacity + slot;
 #pragma unroll

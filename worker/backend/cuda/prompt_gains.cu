@@ -32,10 +32,11 @@ struct KeyGains {
       if (position < pass.score_from) continue;
       const SplitSum total = Load(pass.TotalOfRow(kv_head, row));
       const double factor = 1 / total.sum;
+      const double pivotal = pass.pivotal_margin / (position + 1);
 #pragma unroll
       for (int j = 0; j < Tile::kKeys; ++j) {
         if (first_key + Tile::Key(j) > position) continue;
-        values[j] += ToFixedPoint(expf(logits[i][j] - total.maximum) * factor);
+        values[j] += Gain(expf(logits[i][j] - total.maximum) * factor, pivotal);
       }
     }
   }
