@@ -153,6 +153,7 @@ v1::ResolvedBudget BudgetToProto(const PolicyOptions& options, const Budget& bud
   if (options.policy == Policy::kPyramidKv) proto.set_pyramid_beta(options.pyramid_beta);
   for (const LayerBudget& layer : budget.layers) {
     proto.add_layer_budget_tokens(layer.budget_tokens);
+    proto.add_layer_recent_tokens(layer.recent_tokens);
   }
   if (!options.recall.enabled) return proto;
   proto.set_recall(true);

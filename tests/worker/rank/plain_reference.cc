@@ -20,8 +20,13 @@ double Stored(float value, KvDtype dtype) {
 
 int64_t Fixed(double probability) { return std::llrint(probability * 4294967296.0); }
 
-bool Votes(Policy policy) { return policy == Policy::kSnapKv || policy == Policy::kSnapKvH2o; }
-bool AddsScores(Policy policy) { return policy == Policy::kH2o || policy == Policy::kSnapKvH2o; }
+bool Votes(Policy policy) {
+  return policy == Policy::kSnapKv || policy == Policy::kSnapKvH2o || policy == Policy::kPyramidKv;
+}
+bool AddsScores(Policy policy) {
+  return policy == Policy::kH2o || policy == Policy::kSnapKvH2o || policy == Policy::kPyramidKv ||
+         policy == Policy::kScissorhands;
+}
 bool Evicts(Policy policy) { return AddsScores(policy) || policy == Policy::kStreaming; }
 
 // Sum (the average's order) or maximum over the neighbours; outside counts as 0.
@@ -44,7 +49,7 @@ Ledger Pooled(const std::vector<int64_t>& votes, Pooling pooling, int kernel) {
 
 }  // namespace
 
-PlainPolicy PlainPolicyOf(const PolicyOptions& options) {
+PlainPolicy PlainPolicyOf(const PolicyOptions& options, int layer, int num_layers) {
   HW_CHECK(options.heavy_tokens > 0 && options.recent_tokens > 0);
   return {.policy = options.policy,
           .scope = options.scope,
@@ -59,6 +64,11 @@ PlainPolicy PlainPolicyOf(const PolicyOptions& options) {
           .plan_interval_steps = options.plan_interval_steps,
           .decay = options.decay,
           .pooled_seeds = options.pooled_seeds,
+          .exposure = options.exposure,
+          .history_window = options.history_window,
+          .pyramid_beta = options.pyramid_beta,
+          .layer = layer,
+          .num_layers = num_layers,
           .recall = options.recall};
 }
 
@@ -133,14 +143,20 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
                                                      .page_tokens = shape_.page_tokens}));
   Observe(q);
 
-  const int64_t window = std::min(policy_.window, prompt_tokens_);
+  TakePyramidBudget();
+  at_prompt_.resize(num_sets);
+  plans_.resize(num_sets);
+  const int64_t window =
+      std::min(counts_pivotal() ? policy_.history_window : policy_.window, prompt_tokens_);
+  if (policy_.policy != Policy::kH2o) first_scored_ = prompt_tokens_ - window;
   std::vector<std::vector<int64_t>> sums(num_sets, std::vector<int64_t>(prompt_tokens_));
   std::vector<float> out(q.size());
   std::vector<Position> visible;
   for (int64_t t = 0; t < prompt_tokens_; ++t) {
     visible.push_back(static_cast<Position>(t));
     const bool counts =
-        policy_.policy == Policy::kH2o || (Votes(policy_.policy) && t >= prompt_tokens_ - window);
+        policy_.policy == Policy::kH2o ||
+        ((Votes(policy_.policy) || counts_pivotal()) && t >= prompt_tokens_ - window);
     for (int head = 0; head < shape_.num_query_heads; ++head) {
       const int kv_head = head / (shape_.num_query_heads / shape_.num_kv_heads);
       const size_t row = (t * shape_.num_query_heads + head) * shape_.head_dim;
@@ -148,7 +164,7 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
           AttendHead(q.subspan(row, shape_.head_dim), kv_head, visible,
                      std::span(out).subspan(row, shape_.head_dim));
       for (size_t p = 0; counts && p < visible.size(); ++p) {
-        sums[SetOf(kv_head)][p] += Fixed(probabilities[p]);
+        sums[SetOf(kv_head)][p] += Given(probabilities[p], t);
       }
     }
   }
@@ -170,6 +186,7 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
       for (Position p = 0; p < prompt_tokens_; ++p) ranking.try_emplace(p, 0);
       recent = std::min(window, policy_.budget_tokens - policy_.sink_tokens);
     }
+    if (counts_pivotal()) at_prompt_[set] = sets_[set];
     Choose(set, ranking, recent);
   }
   Sketch();
@@ -214,7 +231,7 @@ std::vector<float> PlainLayer::Append(std::span<const float> q, std::span<const 
                        std::span(out).subspan(at, shape_.head_dim));
         for (size_t i = 0; i < visible.size(); ++i) {
           Ledger& gains = residents.contains(visible[i]) ? gains_[SetOf(kv_head)] : fresh_[kv_head];
-          gains[visible[i]] += Fixed(probabilities[i]);
+          gains[visible[i]] += Given(probabilities[i], t);
         }
       }
     }
@@ -329,8 +346,9 @@ void PlainLayer::Plan() {
     fresh_[head].clear();
   }
   for (size_t set = 0; set < sets_.size(); ++set) {
+    if (counts_pivotal()) CountHistory(static_cast<int>(set));
     for (auto& [position, score] : sets_[set]) {
-      if (!AddsScores(policy_.policy)) continue;
+      if (!AddsScores(policy_.policy) || counts_pivotal()) continue;
       score = std::llrint(static_cast<double>(score) * decay) + gains_[set][position];
     }
     gains_[set].clear();
@@ -344,9 +362,74 @@ void PlainLayer::Plan() {
   Sketch();
 }
 
+// Scissorhands: how often was it pivotal for the newest queries? Whole plans, as few of
+// the newest as have the window's queries; of the prompt's count what is left by now.
+void PlainLayer::CountHistory(int set) {
+  plans_[set].emplace_back(since_plan_, gains_[set]);
+  const double left =
+      std::max(0.0, static_cast<double>(policy_.history_window - (tokens_seen() - prompt_tokens_)) /
+                        static_cast<double>(policy_.history_window));
+  for (auto& [position, score] : sets_[set]) {
+    const auto before = at_prompt_[set].find(position);
+    score = before == at_prompt_[set].end()
+                ? 0
+                : std::llrint(static_cast<double>(before->second) * left);
+    int64_t queries = 0;
+    for (auto plan = plans_[set].rbegin();
+         plan != plans_[set].rend() && queries < policy_.history_window; ++plan) {
+      queries += plan->first;
+      const auto counted = plan->second.find(position);
+      if (counted != plan->second.end()) score += counted->second;
+    }
+  }
+}
+
+int64_t PlainLayer::Given(double probability, int64_t query) const {
+  if (!counts_pivotal()) return Fixed(probability);
+  const double mean = 1 / static_cast<double>(query + 1);
+  return probability > mean * (1 + 1.0 / 16384) ? int64_t{1} << 32 : 0;
+}
+
+// The pyramid's line, summed up layer by layer and cut to whole slots.
+void PlainLayer::TakePyramidBudget() {
+  if (policy_.policy != Policy::kPyramidKv || policy_.num_layers == 1) return;
+  const int64_t kept =
+      std::min({policy_.window, prompt_tokens_, policy_.budget_tokens - policy_.sink_tokens}) +
+      policy_.sink_tokens;
+  const double mean = static_cast<double>(policy_.budget_tokens - kept);
+  const double room = static_cast<double>(std::max<int64_t>(prompt_tokens_ - kept, 0));
+  double lowest = mean / policy_.pyramid_beta;
+  double highest = 2 * mean - lowest;
+  if (highest > room) {
+    highest = std::max(room, mean);
+    lowest = 2 * mean - highest;
+  }
+  int64_t before = 0;
+  int64_t slots = 0;
+  double sum = 0;
+  for (int layer = 0; layer <= policy_.layer; ++layer) {
+    sum += highest + (lowest - highest) * layer / (policy_.num_layers - 1);
+    slots = static_cast<int64_t>(std::floor(sum + 1e-6)) - before;
+    before += slots;
+  }
+  slots += kept;
+  policy_.recent_tokens =
+      std::clamp<int64_t>(std::llround(static_cast<double>(policy_.recent_tokens * slots) /
+                                       static_cast<double>(policy_.budget_tokens)),
+                          1, slots - policy_.sink_tokens);
+  policy_.budget_tokens = slots;
+}
+
 // Leaves sinks, the last `recent` positions, and the best of the rest.
-void PlainLayer::Choose(int set, const Ledger& ranking, int64_t recent) {
+void PlainLayer::Choose(int set, Ledger ranking, int64_t recent) {
   choices_[set] = PlainChoice();
+  if (policy_.exposure > 0 && (tokens_seen() > prompt_tokens_ || !Votes(policy_.policy))) {
+    for (auto& [position, score] : ranking) {
+      const auto queries =
+          static_cast<double>(tokens_seen() - std::max<int64_t>(position, first_scored_));
+      score = std::llrint(static_cast<double>(score) / std::pow(queries, policy_.exposure));
+    }
+  }
   if (static_cast<int64_t>(ranking.size()) <= policy_.budget_tokens) return;
   std::vector<std::pair<int64_t, Position>> rest;  // (-score, position): best first
   int64_t room = policy_.budget_tokens;

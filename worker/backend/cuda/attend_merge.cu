@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "worker/backend/cuda/attend.h"
+#include "worker/backend/cuda/gain.h"
 #include "worker/backend/cuda/launch.h"
 #include "worker/backend/cuda/warp_reduce.h"
 #include "worker/backend/cuda/wave_token.h"

@@ -3,6 +3,7 @@
 // of them; their logits come out as in the first sweep, bit for bit.
 #include <cmath>
 
+#include "worker/backend/cuda/gain.h"
 #include "worker/backend/cuda/launch.h"
 #include "worker/backend/cuda/prompt_dispatch.h"
 
