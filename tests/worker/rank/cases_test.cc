@@ -148,7 +148,9 @@ void ExpectTheSetToMoveOn(Policy policy, Scope scope, int recent) {
     for (int i = 0; i < recent; ++i) EXPECT_TRUE(set.contains(position - i));
     // It was attended in its own step: nothing else gives it a score.
     const bool counts = policy == Policy::kScissorhands;  // it need not have been pivotal
-    if (policy != Policy::kStreaming && !counts) EXPECT_GT(set.at(position), 0);
+    if (policy != Policy::kStreaming && !counts) {
+      EXPECT_GT(set.at(position), 0);
+    }
   }
   EXPECT_NE(Positions(group.Sets(1, 0)[0]), at_first);
 }
