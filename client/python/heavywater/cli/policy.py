@@ -9,6 +9,7 @@ import typer
 from heavywater.v1 import common_pb2
 
 RECALL = "recall"  # the tuned preset: snapkv_h2o with recall
+SCISSORHANDS = "scissorhands"
 ALL = "all"
 _RECENT_TOKENS = 32  # with --device-ratio, as in the preset
 
@@ -83,6 +84,8 @@ def policy_options(
         options.device_ratio = device_ratio or budget
     elif device_ratio:
         options.device_ratio, options.recent_tokens = device_ratio, _RECENT_TOKENS
+    elif policy == SCISSORHANDS:
+        options.heavy_ratio = budget  # and the policy's own 10 recent tokens
     elif policy != "full":
         options.heavy_ratio = options.recent_ratio = budget / 2
     return options
