@@ -121,10 +121,11 @@ class Eviction {
   // Lets `select` choose by what each query that saw a position gave it. Through the
   // host: a power is the same there on every machine.
   absl::Status Expose(int layer, SelectParams& select) {
-    HW_ASSIGN_OR_RETURN(std::vector<Position> positions,
-                        ReadDevice(select.positions, backend_, cache_.stream()));
+    const int64_t count = num_sets_ * select.stride;
+    HW_ASSIGN_OR_RETURN(const std::vector<Position> positions,
+                        ReadDevice(select.positions.Sub(0, count), backend_, cache_.stream()));
     HW_ASSIGN_OR_RETURN(std::vector<int64_t> values,
-                        ReadDevice(select.scores, backend_, cache_.stream()));
+                        ReadDevice(select.scores.Sub(0, count), backend_, cache_.stream()));
     const int64_t seen = sequence_.tokens_seen();
     for (size_t i = 0; i < values.size(); ++i) {
       if (positions[i] == kNoPosition) continue;
@@ -132,8 +133,7 @@ class Eviction {
           seen - std::max<int64_t>(positions[i], sequence_.first_scored_query());
       values[i] = ExposedValue(values[i], queries, sequence_.options().policy.exposure);
     }
-    HW_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> exposed,
-                        cache_.workspace().ExposedValues(static_cast<int64_t>(values.size())));
+    HW_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> exposed, cache_.workspace().ExposedValues(count));
     select.scores = exposed;
     return backend_.CopyToDevice(DeviceBytes(exposed), std::as_bytes(std::span(values)),
                                  cache_.stream());
