@@ -1,8 +1,8 @@
 """Questions about long texts, made from a novel: which name stands at this place?
 
-A document is some 1500 tokens of whole sentences in order. A question quotes a sentence of
-it up to a name and asks how the sentence goes on; the answer is the name, which the
-document alone can tell. Made by rule, so that anybody gets the same set:
+A document is some 1500 tokens of whole sentences in order. A question asks to continue a
+sentence of it, which is given up to a name; the answer is the name, which the document
+alone can tell. Made by rule, so that anybody gets the same set:
 
 1. Split the text into sentences; cut documents one after the other, so that no two share a
    sentence.
@@ -28,6 +28,9 @@ from heavywater.question import split_chat
 TAIL = 200  # tokens
 _MIN_WORDS = 8  # of a quotation
 _QUOTED_WORDS = 14  # its last ones, at most
+# The quotation stands in the answer alone: after one in the question a model would copy
+# what follows it there.
+_WORDING = "Continue this sentence of the text, word for word."
 _NAME = re.compile(r"[A-Z][a-z]{2,}")
 _TITLES = ("Mr", "Mrs", "Miss")
 
@@ -121,8 +124,7 @@ def _spread(places: Sequence[_Place], count: int) -> list[_Place]:
 
 
 def _question(model: Model, index: int, document: Sequence[str], place: _Place) -> Question:
-    wording = f'Which name follows "{place.quotation}" in this text?'
-    context, suffix = split_chat(model, [{"role": "user", "content": " ".join(document)}], wording)
+    context, suffix = split_chat(model, [{"role": "user", "content": " ".join(document)}], _WORDING)
     answer = model.tokenizer.encode(" " + place.name, add_special_tokens=False).ids
     return Question(
         document=index,
