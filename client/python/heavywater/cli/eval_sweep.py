@@ -14,7 +14,7 @@ from rich.table import Table
 
 from heavywater.book import read_book
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
-from heavywater.cli.eval_common import fractions, local_servers, progress_bar
+from heavywater.cli.eval_common import counted, fractions, local_servers, progress_bar
 from heavywater.client import Client
 from heavywater.eval.kept import resident_shares
 from heavywater.eval.measure import Window, make_windows
@@ -68,7 +68,7 @@ def sweep(
         windows = make_windows(model.encode(content), [int(o) for o in offsets.split(",")], prompt, continuation)
         _measure(client, model.info.vocab_size, rows, windows, parallel, results, log)
         if plots is not None:
-            words = f"{len(windows)} windows of {prompt} + {continuation} tokens, {model.info.name}"
+            words = f"{counted(len(windows), 'window')} of {prompt} + {continuation} tokens, {model.info.name}"
             quality_plot([results[row.name] for row in rows], plots / "quality.png", words)
             _draw_map(client, rows, windows[0], plots / "kept.png")
             log.print(f"plots: {plots / 'quality.png'}, {plots / 'kept.png'}", highlight=False)
