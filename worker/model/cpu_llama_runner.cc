@@ -15,10 +15,11 @@ constexpr int64_t kAlignFloats = 16;  // a cache line
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> CpuLlamaRunner::Create(
-    const GgufFile& file, Communicator& comm, Backend& backend, const LlamaRunnerOptions& options) {
+    const ModelFile& file, Communicator& comm, Backend& backend,
+    const LlamaRunnerOptions& options) {
   HW_RETURN_IF_ERROR(CheckMaxBatch(options.max_batch_tokens));
   HW_ASSIGN_OR_RETURN(auto matmul, Matmul::Create(backend, options.num_threads));
-  HW_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(file));
+  HW_ASSIGN_OR_RETURN(const ModelConfig config, file.ReadConfig());
   HW_ASSIGN_OR_RETURN(const RankShard shard, MakeRankShard(config, comm.rank(), comm.size()));
   HW_ASSIGN_OR_RETURN(LlamaWeights weights, LoadLlamaWeights(file, config, shard, backend));
   std::unique_ptr<CpuLlamaRunner> runner(
@@ -31,7 +32,8 @@ absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> CpuLlamaRunner::Create(
 CpuLlamaRunner::CpuLlamaRunner(ModelConfig config, RankShard shard, LlamaWeights weights,
                                Communicator& comm, const LlamaRunnerOptions& options)
     : LlamaRunner(std::move(config), shard, std::move(weights), comm, options.max_batch_tokens),
-      angles_(this->config().head_dim, this->config().rope_base, this->weights().rope_factors) {}
+      angles_(this->config().head_dim, this->config().rope_base, this->weights().rope_factors,
+              RopeMagnitude(this->config().rope_scaling)) {}
 
 int64_t CpuLlamaRunner::LayOutWorkspace(float* memory) {
   int64_t used = 0;
@@ -63,6 +65,7 @@ absl::Status CpuLlamaRunner::AllocateWorkspace(Backend& backend) {
   exchange().logits = {workspace_.logits, max_logits_tokens() * shard().max_vocab};
   exchange().gathered = {workspace_.gathered, shard().size * exchange().logits.size()};
   const auto reserve = [&](const WeightMatrix& weights, int64_t tokens, int64_t out_stride) {
+    if (weights.rows == 0 || weights.cols == 0) return absl::OkStatus();
     return matmul_->Reserve(weights.rows, weights.cols, tokens, out_stride);
   };
   const LlamaLayer& layer = weights().layers[0];  // all are alike
@@ -108,12 +111,24 @@ absl::Status CpuLlamaRunner::QkvChunk(const LlamaLayer& layer, DeviceSpan<const 
     }
   };
   for (int64_t t = 0; t < tokens; ++t) {
-    const float* row = workspace_.qkv + t * layer.qkv.rows;
+    float* const row = workspace_.qkv + t * layer.qkv.rows;
+    PrepareQkv(layer, row);
     rotate(row, q_width(), t, q.device_address() + t * q_width());
     rotate(row + q_width(), kv_width(), t, k.device_address() + t * kv_width());
     std::copy_n(row + q_width() + kv_width(), kv_width(), v.device_address() + t * kv_width());
   }
   return absl::OkStatus();
+}
+
+void CpuLlamaRunner::PrepareQkv(const LlamaLayer& layer, float* row) const {
+  if (layer.qkv_bias.exists()) AddTo(layer.qkv_bias.data, layer.qkv_bias.cols, row);
+  if (!layer.q_norm.exists()) return;
+  const int64_t head_dim = config().head_dim;
+  const auto epsilon = static_cast<float>(config().rms_epsilon);
+  for (int64_t i = 0; i < q_width() + kv_width(); i += head_dim) {
+    const WeightMatrix& norm = i < q_width() ? layer.q_norm : layer.k_norm;
+    RmsNorm(row + i, norm.data, epsilon, head_dim, row + i);
+  }
 }
 
 absl::Status CpuLlamaRunner::AttentionChunk(const LlamaLayer& layer,
@@ -176,6 +191,11 @@ void CpuLlamaRunner::Normalise(const float* hidden, int64_t tokens, const Weight
 
 absl::Status CpuLlamaRunner::Multiply(const WeightMatrix& weights, const float* x, int64_t tokens,
                                       float* out, int64_t out_stride) {
+  if (weights.rows == 0) return absl::OkStatus();  // a rank without a part of the vocabulary
+  if (weights.cols == 0) {                         // or of the feed-forward
+    std::fill_n(out, tokens * out_stride, 0.0f);
+    return absl::OkStatus();
+  }
   return matmul_->Run({.weights = weights.data,
                        .rows = weights.rows,
                        .cols = weights.cols,

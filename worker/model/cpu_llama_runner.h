@@ -9,11 +9,11 @@
 #include "absl/status/statusor.h"
 #include "worker/backend/backend.h"
 #include "worker/comm/communicator.h"
-#include "worker/model/gguf_file.h"
 #include "worker/model/llama_runner.h"
 #include "worker/model/llama_weights.h"
 #include "worker/model/matmul.h"
 #include "worker/model/model_config.h"
+#include "worker/model/model_file.h"
 #include "worker/model/rank_shard.h"
 #include "worker/model/rope_angles.h"
 
@@ -31,8 +31,8 @@ class CpuLlamaRunner final : public LlamaRunner {
  public:
   // Loads the shard of rank comm.rank() of comm.size(); `file` is not used
   // afterwards. `comm` and `backend` must outlive the runner. Errors as
-  // ReadModelConfig(), MakeRankShard() and LoadLlamaWeights().
-  static absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> Create(const GgufFile& file,
+  // ModelFile::ReadConfig(), MakeRankShard() and LoadLlamaWeights().
+  static absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> Create(const ModelFile& file,
                                                                 Communicator& comm,
                                                                 Backend& backend,
                                                                 const LlamaRunnerOptions& options);
@@ -75,6 +75,8 @@ class CpuLlamaRunner final : public LlamaRunner {
 
   // normed = RMS norm of the rows of hidden.
   void Normalise(const float* hidden, int64_t tokens, const WeightMatrix& weight);
+  // What an architecture does to rows of Q, K and V before RoPE, if anything.
+  void PrepareQkv(const LlamaLayer& layer, float* row) const;
   absl::Status Multiply(const WeightMatrix& weights, const float* x, int64_t tokens, float* out,
                         int64_t out_stride);
 

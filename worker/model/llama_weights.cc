@@ -70,6 +70,11 @@ void LayOut(const ModelConfig& config, const RankShard& shard, AnyArena& arena,
   for (LlamaLayer& layer : weights.layers) {
     layer.attn_norm = arena.Take(1, hidden);
     layer.qkv = arena.Take((shard.query_heads.size + 2 * shard.kv_heads.size) * head_dim, hidden);
+    if (config.qkv_bias) layer.qkv_bias = arena.Take(1, layer.qkv.rows);
+    if (config.qk_norm) {
+      layer.q_norm = arena.Take(1, head_dim);
+      layer.k_norm = arena.Take(1, head_dim);
+    }
     layer.attn_output = arena.Take(hidden, shard.query_heads.size * head_dim);
     layer.ffn_norm = arena.Take(1, hidden);
     layer.gate_up = arena.Take(2 * shard.ffn.size, hidden);
@@ -93,7 +98,7 @@ class InPlace final : public WeightSink {
 // Fills the laid-out matrices from the file.
 class Loader {
  public:
-  Loader(const GgufFile& file, const ModelConfig& config, const RankShard& shard, WeightSink& sink)
+  Loader(const ModelFile& file, const ModelConfig& config, const RankShard& shard, WeightSink& sink)
       : file_(file), config_(config), shard_(shard), sink_(sink) {}
 
   absl::Status LoadAll(LlamaWeights& weights) {
@@ -108,53 +113,83 @@ class Loader {
   }
 
  private:
+  // Where a matrix is written, [rows][cols].
+  struct Target {
+    float* data = nullptr;
+    int64_t cols = 0;
+  };
+
   absl::Status LoadLayer(const std::string& prefix, const LlamaLayer& layer) {
     const int64_t head_dim = config_.head_dim;
     HW_RETURN_IF_ERROR(LoadVector(prefix + "attn_norm", layer.attn_norm));
-    HW_RETURN_IF_ERROR(Fill(layer.qkv, [&](float* to) { return LoadQkv(prefix, to); }));
-    HW_RETURN_IF_ERROR(Fill(layer.attn_output, [&](float* to) {
-      return LoadColumns(prefix + "attn_output", config_.num_query_heads * head_dim,
-                         HeadRows(shard_.query_heads, head_dim), layer.attn_output.rows, to);
+    HW_RETURN_IF_ERROR(
+        Fill(layer.qkv, [&](const Target& to) { return LoadQkv(prefix, ".weight", to); }));
+    if (layer.qkv_bias.exists()) {
+      HW_RETURN_IF_ERROR(Fill(layer.qkv_bias, [&](const Target& to) {
+        return LoadQkv(prefix, ".bias", {to.data, 1});
+      }));
+    }
+    if (layer.q_norm.exists()) {
+      HW_RETURN_IF_ERROR(LoadVector(prefix + "attn_q_norm", layer.q_norm));
+      HW_RETURN_IF_ERROR(LoadVector(prefix + "attn_k_norm", layer.k_norm));
+    }
+    HW_RETURN_IF_ERROR(Fill(layer.attn_output, [&](const Target& to) {
+      return LoadColumns(prefix + "attn_output.weight", layer.attn_output.rows,
+                         config_.num_query_heads * head_dim, HeadRows(shard_.query_heads, head_dim),
+                         to);
     }));
     HW_RETURN_IF_ERROR(LoadVector(prefix + "ffn_norm", layer.ffn_norm));
-    HW_RETURN_IF_ERROR(Fill(layer.gate_up, [&](float* to) { return LoadGateUp(prefix, to); }));
-    return Fill(layer.ffn_down, [&](float* to) {
-      return LoadColumns(prefix + "ffn_down", config_.ffn_size, shard_.ffn, layer.ffn_down.rows,
-                         to);
+    HW_RETURN_IF_ERROR(
+        Fill(layer.gate_up, [&](const Target& to) { return LoadGateUp(prefix, to); }));
+    return Fill(layer.ffn_down, [&](const Target& to) {
+      return LoadColumns(prefix + "ffn_down.weight", layer.ffn_down.rows, config_.ffn_size,
+                         shard_.ffn, to);
     });
   }
 
-  absl::Status LoadQkv(const std::string& prefix, float* to) {
-    const int64_t hidden = config_.hidden_size;
+  // The heads' rows, of the weights or, one element each, of the bias.
+  absl::Status LoadQkv(const std::string& prefix, const std::string& suffix, const Target& to) {
     const int64_t head_dim = config_.head_dim;
+    const int64_t q_rows = config_.num_query_heads * head_dim;
     const int64_t kv_rows = config_.num_kv_heads * head_dim;
     const Range q = HeadRows(shard_.query_heads, head_dim);
     const Range kv = HeadRows(shard_.kv_heads, head_dim);
-    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_q", config_.num_query_heads * head_dim, q, to));
-    to += q.size * hidden;
-    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_k", kv_rows, kv, to));
-    to += kv.size * hidden;
-    return LoadRows(prefix + "attn_v", kv_rows, hidden, kv, to);
+    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_q" + suffix, q_rows, q, to, 0));
+    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_k" + suffix, kv_rows, kv, to, q.size));
+    return LoadRows(prefix + "attn_v" + suffix, kv_rows, kv, to, q.size + kv.size);
   }
 
-  absl::Status LoadGateUp(const std::string& prefix, float* to) {
-    const int64_t hidden = config_.hidden_size;
-    HW_RETURN_IF_ERROR(LoadRows(prefix + "ffn_gate", config_.ffn_size, hidden, shard_.ffn, to));
-    return LoadRows(prefix + "ffn_up", config_.ffn_size, hidden, shard_.ffn,
-                    to + shard_.ffn.size * hidden);
+  absl::Status LoadGateUp(const std::string& prefix, const Target& to) {
+    HW_RETURN_IF_ERROR(LoadRows(prefix + "ffn_gate.weight", config_.ffn_size, shard_.ffn, to, 0));
+    return LoadRows(prefix + "ffn_up.weight", config_.ffn_size, shard_.ffn, to, shard_.ffn.size);
   }
 
   // Calls body(where to write the matrix) between Begin() and Finish().
   template <class Body>
   absl::Status Fill(const WeightMatrix& matrix, const Body& body) {
-    HW_RETURN_IF_ERROR(body(sink_.Begin(matrix)));
+    HW_RETURN_IF_ERROR(body(Target{sink_.Begin(matrix), matrix.cols}));
     return sink_.Finish(matrix);
   }
 
-  // The tensor `name`.weight, which must be [rows][cols].
+  // Columns `columns` of the tensor's row `from` as row `to_row` of the target. Every
+  // weight is read here.
+  void ReadRow(const GgufTensor& tensor, int64_t from, const Range& columns, const Target& to,
+               int64_t to_row) {
+    float* const out = to.data + to_row * to.cols;
+    if (columns.size == tensor.row_elements) {
+      return DequantizeRows(tensor, from, 1, {out, static_cast<size_t>(columns.size)});
+    }
+    row_.resize(static_cast<size_t>(tensor.row_elements));
+    DequantizeRows(tensor, from, 1, row_);
+    std::copy_n(row_.begin() + columns.begin, columns.size, out);
+  }
+
+  // The tensor, which must be [rows][cols]; a vector is [1][cols], or [rows][1] where
+  // rows are asked for.
   absl::StatusOr<GgufTensor> Find(const std::string& name, int64_t rows, int64_t cols) {
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, file_.GetTensor(name + ".weight"));
+    HW_ASSIGN_OR_RETURN(GgufTensor tensor, file_.GetTensor(name));
     used_.insert(tensor.name);
+    if (cols == 1 && tensor.rows == 1) HW_RETURN_IF_ERROR(Stand(tensor));
     if (tensor.rows != rows || tensor.row_elements != cols) {
       return absl::InvalidArgumentError(Message("tensor '", tensor.name, "' is ", tensor.rows,
                                                 " x ", tensor.row_elements, ", want ", rows, " x ",
@@ -163,53 +198,72 @@ class Loader {
     return tensor;
   }
 
-  absl::Status LoadVector(const std::string& name, const WeightMatrix& to) {
-    return Fill(to, [&](float* data) { return LoadRows(name, 1, to.cols, {0, 1}, data); });
-  }
-
-  absl::Status LoadVocabulary(const std::string& name, const WeightMatrix& to) {
-    return Fill(to, [&](float* data) {
-      return LoadRows(name, config_.vocab_size, config_.hidden_size, shard_.vocab, data);
-    });
-  }
-
-  // Rows `range` of the tensor.
-  absl::Status LoadRows(const std::string& name, int64_t rows, int64_t cols, const Range& range,
-                        float* to) {
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, cols));
-    DequantizeRows(tensor, range.begin, range.size, {to, static_cast<size_t>(range.size * cols)});
+  // A vector as rows of one element. No vector is quantised in files that are about.
+  static absl::Status Stand(GgufTensor& tensor) {
+    const TensorBlock block = *TensorBlockOf(tensor.type);
+    if (block.elements != 1) {
+      return absl::UnimplementedError(Message("tensor '", tensor.name, "' has type ",
+                                              TensorTypeName(tensor.type),
+                                              ", want one of F32, F16, BF16 for a vector"));
+    }
+    tensor.rows = tensor.row_elements;
+    tensor.row_elements = 1;
+    tensor.row_bytes = block.bytes;
     return absl::OkStatus();
   }
 
-  // GGUF stores rows 2i and 2i + 1 of a head where its rotation pairs rows i and
-  // i + half; here they return to halves.
-  absl::Status LoadRotated(const std::string& name, int64_t rows, const Range& range, float* to) {
-    const int64_t cols = config_.hidden_size;
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, cols));
+  absl::Status LoadVector(const std::string& name, const WeightMatrix& to) {
+    return Fill(to, [&](const Target& target) {
+      return LoadRows(name + ".weight", 1, {0, 1}, target, 0);
+    });
+  }
+
+  absl::Status LoadVocabulary(const std::string& name, const WeightMatrix& to) {
+    return Fill(to, [&](const Target& target) {
+      return LoadRows(name + ".weight", config_.vocab_size, shard_.vocab, target, 0);
+    });
+  }
+
+  // Rows `range` of the tensor, which has `rows`, to the target's from `first` on.
+  absl::Status LoadRows(const std::string& name, int64_t rows, const Range& range, const Target& to,
+                        int64_t first) {
+    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, to.cols));
+    for (int64_t row = 0; row < range.size; ++row) {
+      ReadRow(tensor, range.begin + row, {0, to.cols}, to, first + row);
+    }
+    return absl::OkStatus();
+  }
+
+  // Where rows 2i and 2i + 1 of a head are stored for a rotation that pairs rows i and
+  // i + half, they return to halves.
+  absl::Status LoadRotated(const std::string& name, int64_t rows, const Range& range,
+                           const Target& to, int64_t first) {
+    if (config_.rotary_rows == RotaryRows::kHalves) return LoadRows(name, rows, range, to, first);
+    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, to.cols));
     const int64_t half = config_.head_dim / 2;
     for (int64_t row = 0; row < range.size; ++row) {
       const int64_t in_head = row % config_.head_dim;
       const int64_t halves = row - in_head + in_head / 2 + (in_head % 2) * half;
-      DequantizeRows(tensor, range.begin + row, 1, {to + halves * cols, static_cast<size_t>(cols)});
+      ReadRow(tensor, range.begin + row, {0, to.cols}, to, first + halves);
     }
     return absl::OkStatus();
   }
 
-  // Columns `range` of all `rows` rows.
-  absl::Status LoadColumns(const std::string& name, int64_t cols, const Range& range, int64_t rows,
-                           float* to) {
+  // Columns `range` of all `rows` rows of `cols`.
+  absl::Status LoadColumns(const std::string& name, int64_t rows, int64_t cols, const Range& range,
+                           const Target& to) {
     HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, cols));
-    std::vector<float> row(static_cast<size_t>(cols));
-    for (int64_t r = 0; r < rows; ++r) {
-      DequantizeRows(tensor, r, 1, row);
-      std::copy_n(row.begin() + range.begin, range.size, to + r * range.size);
-    }
+    for (int64_t row = 0; row < rows; ++row) ReadRow(tensor, row, range, to, row);
     return absl::OkStatus();
   }
 
   absl::Status LoadRopeFactors(LlamaWeights& weights) {
-    if (file_.FindTensor("rope_freqs.weight") == nullptr) return absl::OkStatus();
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find("rope_freqs", 1, config_.head_dim / 2));
+    if (file_.FindTensor("rope_freqs.weight") == nullptr) {
+      weights.rope_factors = RopeFactors(config_.rope_scaling, config_.head_dim, config_.rope_base);
+      return absl::OkStatus();
+    }
+    HW_ASSIGN_OR_RETURN(const GgufTensor tensor,
+                        Find("rope_freqs.weight", 1, config_.head_dim / 2));
     weights.rope_factors.resize(static_cast<size_t>(tensor.row_elements));
     DequantizeRows(tensor, 0, 1, weights.rope_factors);
     return absl::OkStatus();
@@ -225,11 +279,12 @@ class Loader {
     return absl::OkStatus();
   }
 
-  const GgufFile& file_;
+  const ModelFile& file_;
   const ModelConfig& config_;
   const RankShard& shard_;
   WeightSink& sink_;
   absl::flat_hash_set<std::string_view> used_;
+  std::vector<float> row_;  // ReadRow()'s
 };
 
 }  // namespace
@@ -243,12 +298,12 @@ LlamaWeights LayOutLlamaWeights(const ModelConfig& config, const RankShard& shar
   return weights;
 }
 
-absl::Status ReadLlamaWeights(const GgufFile& file, const ModelConfig& config,
+absl::Status ReadLlamaWeights(const ModelFile& file, const ModelConfig& config,
                               const RankShard& shard, LlamaWeights& weights, WeightSink& sink) {
   return Loader(file, config, shard, sink).LoadAll(weights);
 }
 
-absl::StatusOr<LlamaWeights> LoadLlamaWeights(const GgufFile& file, const ModelConfig& config,
+absl::StatusOr<LlamaWeights> LoadLlamaWeights(const ModelFile& file, const ModelConfig& config,
                                               const RankShard& shard, Backend& backend) {
   LlamaWeights weights;
   Arena arena;

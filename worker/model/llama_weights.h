@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/backend/backend.h"
-#include "worker/model/gguf_file.h"
 #include "worker/model/model_config.h"
+#include "worker/model/model_file.h"
 #include "worker/model/rank_shard.h"
 
 namespace heavywater {
@@ -23,12 +23,17 @@ struct WeightMatrix {
   int64_t cols = 0;
 
   const float* row(int64_t index) const { return data + index * cols; }
+  bool exists() const { return rows > 0; }
 };
 
+// What an architecture does without has no rows.
 struct LlamaLayer {
   WeightMatrix attn_norm;    // [1][hidden]
   WeightMatrix qkv;          // [(query_heads + 2 kv_heads) * head_dim][hidden]: own heads' Q,
                              // then K, then V; Q and K for RoPE in halves
+  WeightMatrix qkv_bias;     // [1][rows of qkv], or none
+  WeightMatrix q_norm;       // [1][head_dim], or none
+  WeightMatrix k_norm;       // likewise
   WeightMatrix attn_output;  // [hidden][query_heads * head_dim]
   WeightMatrix ffn_norm;     // [1][hidden]
   WeightMatrix gate_up;      // [2 * ffn][hidden]: gate, then up
@@ -64,14 +69,14 @@ class WeightSink {
 };
 // Reads the matrices of a layout, only the rank's rows and columns, dequantised.
 // INVALID_ARGUMENT for a tensor of another shape, NOT_FOUND for a missing one,
-// UNIMPLEMENTED for one that a runner would have to ignore (a bias, say); each
-// names it. Else the sink's errors.
-absl::Status ReadLlamaWeights(const GgufFile& file, const ModelConfig& config,
+// UNIMPLEMENTED for one that a runner would have to ignore (a bias that the
+// architecture does not have, say); each names it. Else the sink's errors.
+absl::Status ReadLlamaWeights(const ModelFile& file, const ModelConfig& config,
                               const RankShard& shard, LlamaWeights& weights, WeightSink& sink);
 
 // In float32, in the backend's memory, which must be the CPU's. One allocation, no
 // second copy. Errors as ReadLlamaWeights(), RESOURCE_EXHAUSTED from the backend.
-absl::StatusOr<LlamaWeights> LoadLlamaWeights(const GgufFile& file, const ModelConfig& config,
+absl::StatusOr<LlamaWeights> LoadLlamaWeights(const ModelFile& file, const ModelConfig& config,
                                               const RankShard& shard, Backend& backend);
 
 }  // namespace heavywater

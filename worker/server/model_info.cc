@@ -33,6 +33,22 @@ class MessageCutter {
 
 constexpr size_t kEntryBytes = 16;  // around the text, at most
 
+// Numbers of the scaling itself are the model's, whose hash has them.
+std::string RopeName(const ModelConfig& config) {
+  const std::string base = absl::StrCat("base ", config.rope_base);
+  switch (config.rope_scaling.kind) {
+    case RopeScaling::Kind::kNone:
+      return base;
+    case RopeScaling::Kind::kLinear:
+      return absl::StrCat(base, ", linear ", config.rope_scaling.factor);
+    case RopeScaling::Kind::kLlama3:
+      return absl::StrCat(base, ", llama3 ", config.rope_scaling.factor);
+    case RopeScaling::Kind::kYarn:
+      return absl::StrCat(base, ", yarn ", config.rope_scaling.factor);
+  }
+  return base;
+}
+
 }  // namespace
 
 v1::Fingerprint MakeFingerprint(const ModelConfig& config, const std::string& content_hash,
@@ -43,7 +59,7 @@ v1::Fingerprint MakeFingerprint(const ModelConfig& config, const std::string& co
   fingerprint.set_num_layers(shape.num_layers);
   fingerprint.set_num_kv_heads(shape.total_kv_heads);
   fingerprint.set_head_dim(shape.head_dim);
-  fingerprint.set_rope(absl::StrCat("base ", config.rope_base));
+  fingerprint.set_rope(RopeName(config));
   fingerprint.set_positions("absolute");
   fingerprint.set_page_tokens(shape.page_tokens);
   fingerprint.set_format_version(kPageFormatVersion);
@@ -55,7 +71,7 @@ v1::ModelInfo MakeModelInfo(const ModelConfig& config, const TokenizerSpec& toke
                             const std::string& default_policy) {
   v1::ModelInfo info;
   info.set_name(config.name);
-  info.set_architecture("llama");
+  info.set_architecture(config.architecture);
   info.set_num_layers(config.num_layers);
   info.set_num_query_heads(config.num_query_heads);
   info.set_num_kv_heads(config.num_kv_heads);
