@@ -1,6 +1,5 @@
 // What one block does to one split: the attention of up to kHeads query rows over
-// up to kSplitSlots rows of K and V, each read once. attend_splits runs it over
-// slots, attend_picks over rows in host memory.
+// up to kSplitSlots rows of K and V, each read once. AttendSplits and AttendWhole run it.
 //
 // A row of K or V is held by kLanes neighbouring lanes, kLaneChannels channels
 // each; lanes beyond head_dim idle. What one query row yields does not depend on
@@ -9,14 +8,14 @@
 
 #include <cmath>
 
-#include "worker/backend/cuda/attend_wave.h"
+#include "worker/backend/cuda/attend_sizes.h"
 #include "worker/backend/cuda/kv_row.h"
 #include "worker/backend/cuda/warp_reduce.h"
 
 namespace heavywater::cuda {
 
-inline constexpr int kSplitThreads = 256;
-inline constexpr int kSplitWarps = kSplitThreads / kWarp;
+static_assert(kSplitWarps * kWarp == kSplitThreads);
+
 // Where the rows lie. A source has
 //   KvPack<T> Key(int row, int channel) const;    // zeros where it must not be read
 //   KvPack<T> Value(int row, int channel) const;  // likewise, and where not seen
@@ -28,6 +27,7 @@ struct AttendBlock {
   // for two blocks on a multiprocessor.
   static constexpr int kRowsInFlight = kHeads < 8 ? 4 : 2;
   static_assert(kHeads <= kSplitWarps && kSplitSlots % (kSplitThreads / kLanes) == 0);
+  static constexpr int kNumHeads = kHeads;
   static constexpr int kGroups = kSplitThreads / kLanes;
   static constexpr int kStep = kGroups * kRowsInFlight;
   static constexpr int kPaddedDim = kLanes * kLaneChannels;
@@ -47,23 +47,26 @@ struct AttendBlock {
     float values[kHeads][kLaneChannels];
   };
 
-  // `from` is [num_heads][head_dim]. Uses all of `shared`.
-  __device__ static void LoadQueries(const float* from, int num_heads, int head_dim, float scale,
-                                     float* shared, Queries& queries) {
-    for (int i = static_cast<int>(threadIdx.x); i < kHeads * kPaddedDim; i += kSplitThreads) {
+  static constexpr int kQueries = kHeads * kPaddedDim;
+
+  // `from` is [num_heads][head_dim], `to` shared memory of kQueries. Ends with a barrier.
+  __device__ static void StageQueries(const float* from, int num_heads, int head_dim, float scale,
+                                      float* to) {
+    for (int i = static_cast<int>(threadIdx.x); i < kQueries; i += kSplitThreads) {
       const int head = i / kPaddedDim;
       const int channel = i % kPaddedDim;
       const bool present = head < num_heads && channel < head_dim;
-      shared[i] = present ? Load(from + head * head_dim + channel) * scale : 0.0f;
+      to[i] = present ? Load(from + head * head_dim + channel) * scale : 0.0f;
     }
     __syncthreads();
+  }
+  __device__ __forceinline__ static void ReadQueries(const float* staged, Queries& queries) {
 #pragma unroll
     for (int head = 0; head < kHeads; ++head) {
-      const float4* row = reinterpret_cast<const float4*>(shared + head * kPaddedDim + Channel());
+      const float4* row = reinterpret_cast<const float4*>(staged + head * kPaddedDim + Channel());
       const KvPack<float> pack = {row[0], row[1]};
       Unpack(pack, queries.values[head]);
     }
-    __syncthreads();
   }
 
   // logits[head][row] of rows [0, count); of others whatever.
@@ -243,8 +246,9 @@ auto WithHeads(int group_size, const Body& body) {
 inline constexpr int kMaxHeadDim = 256;
 template <typename Body>
 auto WithAttendBlock(int head_dim, int group_size, const Body& body) {
-  if (head_dim <= 64) return WithHeads<8>(group_size, body);
-  if (head_dim <= 128) return WithHeads<16>(group_size, body);
+  const int dim = PaddedDim(head_dim);
+  if (dim == 64) return WithHeads<8>(group_size, body);
+  if (dim == 128) return WithHeads<16>(group_size, body);
   return WithHeads<32>(group_size, body);
 }
 

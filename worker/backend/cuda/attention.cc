@@ -84,7 +84,16 @@ PromptPass PassOf(const KvShape& shape, const PromptParams& params, int64_t firs
           .scale = params.scale};
 }
 
+DeviceLimits LimitsOf(const cudaDeviceProp& device) {
+  return {.multiprocessors = device.multiProcessorCount,
+          .shared_bytes = static_cast<int64_t>(device.sharedMemPerMultiprocessor),
+          .block_shared_bytes = static_cast<int64_t>(device.sharedMemPerBlockOptin)};
+}
+
 }  // namespace
+
+CudaAttention::CudaAttention(CudaContext& context)
+    : context_(context), recall_(context), limits_(LimitsOf(context.properties())) {}
 
 absl::Status CheckCudaShape(const KvShape& shape) {
   HW_RETURN_IF_ERROR(CheckBackendShape(shape));
@@ -132,6 +141,11 @@ absl::Status CudaAttention::AttendWave(const KvShape& shape, float scale,
                           .scale = scale};
   const RecallStep recall = {
       .dtype = shape.dtype, .shape = wave, .host = host, .tokens = tokens, .scratch = scratch};
+  const int64_t whole = WholeWaveSharedBytes(wave, host, limits_);
+  if (whole > 0) {
+    HW_RETURN_IF_CUDA_ERROR(LaunchAttendWhole(shape.dtype, wave, tokens, scratch, whole, stream));
+    return HW_CUDA_STATUS(LaunchMerge(wave, tokens, scratch, stream));
+  }
   HW_RETURN_IF_CUDA_ERROR(LaunchAttendSplits(shape.dtype, wave, tokens, scratch, stream));
   if (Recalls(host)) {
     HW_RETURN_IF_CUDA_ERROR(LaunchSlotTotals(wave, tokens, scratch, stream));
