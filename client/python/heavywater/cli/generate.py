@@ -41,6 +41,8 @@ def generate(
     recall_tokens: RecallTokens = "",
     device_ratio: DeviceRatio = 0.0,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that have this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0 = all.")] = 0,
     seed: int = 0,
     ranks: Ranks = 1,
     address: Address = "",
@@ -64,6 +66,8 @@ def generate(
             max_new_tokens=max_new_tokens,
             policy=options,
             temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
             seed=seed,
             return_reads=show_reads,
         )
