@@ -61,6 +61,13 @@ absl::StatusOr<int32_t> Best(std::span<const float> logits) {
 
 // The likeliest tokens that the options leave, in the order of the vocabulary.
 class Shortlist {
+  // Order of the heap, whose top is the likeliest, the lower of equals.
+  auto LessLikely() const {
+    return [this](int32_t a, int32_t b) {
+      return Weight(a) != Weight(b) ? Weight(a) < Weight(b) : a > b;
+    };
+  }
+
  public:
   // `weights` are the tokens' unnormalised probabilities, `total` their sum.
   Shortlist(std::span<const double> weights, double total) : weights_(weights), total_(total) {
@@ -82,13 +89,6 @@ class Shortlist {
 
  private:
   double Weight(int32_t token) const { return weights_[static_cast<size_t>(token)]; }
-
-  // Order of the heap, whose top is the likeliest, the lower of equals.
-  auto LessLikely() const {
-    return [this](int32_t a, int32_t b) {
-      return Weight(a) != Weight(b) ? Weight(a) < Weight(b) : a > b;
-    };
-  }
 
   int32_t Pop() {
     std::ranges::pop_heap(heap_, LessLikely());
