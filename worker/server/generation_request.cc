@@ -93,7 +93,17 @@ absl::StatusOr<SamplerOptions> ParseSampling(const v1::Sampling& proto) {
     return absl::InvalidArgumentError(absl::StrCat("sampling.temperature is ", temperature,
                                                    ", want a finite number of 0 or more"));
   }
-  return SamplerOptions{.temperature = temperature, .seed = proto.seed()};
+  const float top_p = proto.top_p() == 0 ? 1 : proto.top_p();
+  if (!(top_p > 0 && top_p <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampling.top_p is ", top_p, ", want a number from 0 (all tokens) to 1"));
+  }
+  if (proto.top_k() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampling.top_k is ", proto.top_k(), ", want 0 (all tokens) or more"));
+  }
+  return SamplerOptions{
+      .temperature = temperature, .top_p = top_p, .top_k = proto.top_k(), .seed = proto.seed()};
 }
 
 absl::Status CheckContext(const GenerationRequest& request, const GenerationLimits& limits) {

@@ -31,7 +31,21 @@ class MessageCutter {
   size_t bytes_ = kStartBytes;
 };
 
-constexpr size_t kEntryBytes = 16;  // around the text, at most
+constexpr size_t kEntryBytes = 24;  // around the text, at most
+
+const char* SpacePrefixName(SpacePrefix prefix) {
+  switch (prefix) {
+    case SpacePrefix::kNever:
+      return "never";
+    case SpacePrefix::kEverySegment:
+      return "every_segment";
+    case SpacePrefix::kEverySegmentButSpaces:
+      return "every_segment_but_spaces";
+    case SpacePrefix::kStartButSpaces:
+      return "start_but_spaces";
+  }
+  return "";
+}
 
 // Numbers of the scaling itself are the model's, whose hash has them.
 std::string RopeName(const ModelConfig& config) {
@@ -87,6 +101,9 @@ v1::ModelInfo MakeModelInfo(const ModelConfig& config, const TokenizerSpec& toke
   info.set_bos_token(tokenizer.begin_of_text);
   info.set_eos_token(tokenizer.end_of_turn);
   info.set_chat_template(tokenizer.chat_template);
+  info.set_space_prefix(SpacePrefixName(tokenizer.space_prefix));
+  info.set_unknown_token(tokenizer.unknown);
+  info.mutable_other_end_tokens()->Assign(tokenizer.other_ends.begin(), tokenizer.other_ends.end());
   info.set_server_version(kVersion);
   info.set_default_policy(default_policy);
   return info;
@@ -101,6 +118,7 @@ std::vector<v1::GetModelResponse> MakeModelMessages(const v1::ModelInfo& info,
     v1::Piece piece;
     piece.set_text(tokenizer.tokens[i]);
     piece.set_type(static_cast<int32_t>(tokenizer.token_types[i]));
+    if (!tokenizer.scores.empty()) piece.set_score(tokenizer.scores[i]);
     *cutter.For(tokenizer.tokens[i].size() + kEntryBytes).add_pieces() = std::move(piece);
   }
   for (const std::string& merge : tokenizer.merges) {
