@@ -8,14 +8,13 @@
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/cuda/attend.h"
+#include "worker/backend/cuda/attend_sizes.h"
 #include "worker/backend/cuda/cuda_check.h"
 #include "worker/backend/cuda/prompt_pass.h"
 #include "worker/backend/host_memory.h"
 
 namespace heavywater::cuda {
 namespace {
-
-constexpr int kMaxHeadDim = 256;
 
 WaveNeeds NeedsOfBatch(const AttendParams& params) {
   int64_t used = 0;
