@@ -83,7 +83,7 @@ __device__ __forceinline__ void AddAllGains(const WholeShared& shared, int num_h
     FourGains four = {};
     for (int head = 0; head < num_heads; ++head) {
       AddProbabilities(*reinterpret_cast<const float4*>(weights + head * kSplitSlots),
-                       factors[split * Block::kNumHeads + head], four);
+                       factors[split * Block::kNumHeads + head], token.pivotal, four);
     }
     AddToGains(four, gains + slot);
   }
