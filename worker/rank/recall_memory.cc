@@ -49,7 +49,8 @@ absl::Status CheckRecall(const RankCacheOptions& options, const SequenceOptions&
 absl::StatusOr<Budget> ResolveSequenceBudget(const KvShape& shape,
                                              const SequenceOptions& sequence) {
   PolicyOptions policy = sequence.policy;
-  const absl::StatusOr<Budget> as_given = ResolveBudget(policy, sequence.prompt_tokens);
+  const absl::StatusOr<Budget> as_given =
+      ResolveBudget(policy, sequence.prompt_tokens, shape.num_layers);
   if (!as_given.ok() || policy.device_ratio <= 0) return as_given;
   const int64_t full =
       PagesFor(sequence.prompt_tokens, shape.page_tokens) * shape.page_tokens * shape.row_bytes();
@@ -62,11 +63,14 @@ absl::StatusOr<Budget> ResolveSequenceBudget(const KvShape& shape,
       std::max<int64_t>({policy.min_budget_tokens - policy.recent_tokens, policy.sink_tokens, 1});
   policy.heavy_tokens = std::max(slots - policy.recent_tokens, floor);
   policy.device_ratio = 0;
-  return ResolveBudget(policy, sequence.prompt_tokens);
+  return ResolveBudget(policy, sequence.prompt_tokens, shape.num_layers);
 }
 
 bool PromptDemotes(const Budget& budget, int64_t prompt_tokens) {
-  return PromptKept(budget, prompt_tokens) < prompt_tokens;
+  if (budget.layers.empty()) return PromptKept(budget.OfLayer(0), prompt_tokens) < prompt_tokens;
+  return std::any_of(budget.layers.begin(), budget.layers.end(), [&](const LayerBudget& layer) {
+    return PromptKept(layer, prompt_tokens) < prompt_tokens;
+  });
 }
 
 int64_t MaxCandidates(const RankCacheOptions& options, const PolicyOptions& policy) {

@@ -134,7 +134,8 @@ __global__ void __launch_bounds__(kGainThreads)
 #pragma unroll 4
   for (int head = 0; head < group_size; ++head) {
     const float* weights = scratch.weights + (row + head) * stride + slot;
-    AddProbabilities(Load(reinterpret_cast<const float4*>(weights)), factors[head], gains);
+    AddProbabilities(Load(reinterpret_cast<const float4*>(weights)), factors[head], token.pivotal,
+                     gains);
   }
   AddToGains(gains, token.gains + kv_head * token.capacity + slot);
 }

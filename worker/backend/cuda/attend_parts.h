@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "worker/backend/cuda/attend_wave.h"
+#include "worker/backend/cuda/gain.h"
 #include "worker/backend/cuda/warp_reduce.h"
 #include "worker/backend/cuda/wave_token.h"
 
@@ -50,16 +51,17 @@ __device__ __forceinline__ RowParts PartsOfRow(const WaveScratch& scratch, int64
           scratch.splits};
 }
 
-// Of four slots, summed over the group's heads: each probability rounded on its own.
+// Of four slots, summed over the group's heads: each probability rounded on its own, or
+// counted when it is above `pivotal`.
 struct FourGains {
   int64_t values[4];
 };
 __device__ __forceinline__ void AddProbabilities(const float4& weights, double factor,
-                                                 FourGains& gains) {
-  gains.values[0] += ToFixedPoint(weights.x * factor);
-  gains.values[1] += ToFixedPoint(weights.y * factor);
-  gains.values[2] += ToFixedPoint(weights.z * factor);
-  gains.values[3] += ToFixedPoint(weights.w * factor);
+                                                 double pivotal, FourGains& gains) {
+  gains.values[0] += Gain(weights.x * factor, pivotal);
+  gains.values[1] += Gain(weights.y * factor, pivotal);
+  gains.values[2] += Gain(weights.z * factor, pivotal);
+  gains.values[3] += Gain(weights.w * factor, pivotal);
 }
 // Other tokens of the same sequence may add to the same slots.
 __device__ __forceinline__ void AddToGains(const FourGains& gains, int64_t* to) {

@@ -39,18 +39,17 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
     Block::template Logits<T>(keys, keys.count, queries, shared);
     __syncthreads();
     const SlotRows<T> rows = RowsOfSplit<T>(shape, token, kv_head, split, positions);
-    const SplitSum sum = Block::Softmax(rows, shared);
+    const int64_t row = static_cast<int64_t>(blockIdx.z) * shape.num_query_heads + head;
+    Block::Softmax(rows, shared, [&](int of_head, const SplitSum& sum) {
+      if (of_head >= num_heads || threadIdx.x % kWarp != 0) return;
+      Store(scratch.sums + (row + of_head) * (scratch.splits + 1) + split, sum);
+    });
     __syncthreads();
 
-    const int64_t row = static_cast<int64_t>(blockIdx.z) * shape.num_query_heads + head;
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    if (warp < num_heads) {
-      if (token.gains != nullptr) {
-        StoreWeights(shared + warp * kSplitSlots, rows.count,
-                     scratch.weights + ((row + warp) * scratch.splits + split) * kSplitSlots);
-      }
-      if (threadIdx.x % kWarp == 0) {
-        Store(scratch.sums + (row + warp) * (scratch.splits + 1) + split, sum);
+    if (token.gains != nullptr) {
+      for (int i = static_cast<int>(threadIdx.x) / kWarp; i < num_heads; i += kSplitWarps) {
+        StoreWeights(shared + i * kSplitSlots, rows.count,
+                     scratch.weights + ((row + i) * scratch.splits + split) * kSplitSlots);
       }
     }
     typename Block::Outs outs;

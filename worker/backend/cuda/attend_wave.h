@@ -24,6 +24,7 @@ struct WaveToken {
   int64_t* gains;            // [num_kv_heads][capacity]; null: not accumulated
   const float* queries;      // [num_query_heads][head_dim]
   float* out;                // likewise
+  double pivotal;            // above 0: gains count the probabilities above it; 0: add them
   int64_t capacity;
   int32_t used;
   int32_t num_sets;

@@ -44,11 +44,10 @@ __device__ __forceinline__ void AttendSplit(const WaveShape& shape, const WaveSc
   Block::template Logits<T>(keys, keys.count, queries, weights);
   __syncthreads();
   const SlotRows<T> rows = RowsOfSplit<T>(shape, *shared.token, kv_head, split, shared.positions);
-  const SplitSum sum = Block::Softmax(rows, weights);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  if (warp < num_heads && LaneOfWarp() == 0) {
-    Store(scratch.sums + (row + warp) * (scratch.splits + 1) + split, sum);
-  }
+  Block::Softmax(rows, weights, [&](int head, const SplitSum& sum) {
+    if (head >= num_heads || LaneOfWarp() != 0) return;
+    Store(scratch.sums + (row + head) * (scratch.splits + 1) + split, sum);
+  });
   __syncthreads();
   typename Block::Outs outs;
   const SlotRows<T> values = RowsOfSplit<T>(shape, *shared.token, kv_head, split, shared.positions);
@@ -64,12 +63,12 @@ __device__ __forceinline__ void AttendSplit(const WaveShape& shape, const WaveSc
 __device__ __forceinline__ void ComputeFactors(const WaveScratch& scratch, int64_t row,
                                                int num_heads, int stride, int used,
                                                double* factors) {
-  const int head = static_cast<int>(threadIdx.x) / kWarp;
-  if (head >= num_heads) return;  // the whole warp
-  const RowParts parts = PartsOfRow(scratch, row + head, used, /*picks=*/false);
-  const SplitSum total = parts.Total();
-  for (int split = LaneOfWarp(); split < parts.num_splits; split += kWarp) {
-    factors[split * stride + head] = Factor(parts.Sum(split), total);
+  for (int head = static_cast<int>(threadIdx.x) / kWarp; head < num_heads; head += kSplitWarps) {
+    const RowParts parts = PartsOfRow(scratch, row + head, used, /*picks=*/false);
+    const SplitSum total = parts.Total();
+    for (int split = LaneOfWarp(); split < parts.num_splits; split += kWarp) {
+      factors[split * stride + head] = Factor(parts.Sum(split), total);
+    }
   }
 }
 
@@ -84,7 +83,7 @@ __device__ __forceinline__ void AddAllGains(const WholeShared& shared, int num_h
     FourGains four = {};
     for (int head = 0; head < num_heads; ++head) {
       AddProbabilities(*reinterpret_cast<const float4*>(weights + head * kSplitSlots),
-                       factors[split * Block::kNumHeads + head], four);
+                       factors[split * Block::kNumHeads + head], token.pivotal, four);
     }
     AddToGains(four, gains + slot);
   }

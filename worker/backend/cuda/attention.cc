@@ -8,14 +8,14 @@
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/cuda/attend.h"
+#include "worker/backend/cuda/attend_sizes.h"
 #include "worker/backend/cuda/cuda_check.h"
 #include "worker/backend/cuda/prompt_pass.h"
 #include "worker/backend/host_memory.h"
+#include "worker/backend/pivotal.h"
 
 namespace heavywater::cuda {
 namespace {
-
-constexpr int kMaxHeadDim = 256;
 
 WaveNeeds NeedsOfBatch(const AttendParams& params) {
   int64_t used = 0;
@@ -40,6 +40,8 @@ WaveToken TokenOf(const KvShape& shape, const AttendParams& params, int32_t inde
           .gains = item.accumulate_gains ? layer.gains.device_address() : nullptr,
           .queries = params.queries.device_address() + row,
           .out = params.out.device_address() + row,
+          .pivotal =
+              item.gains == GainKind::kPivotal ? PivotalThreshold(item.first_position + token) : 0,
           .capacity = layer.capacity,
           .used = static_cast<int32_t>(layer.used),
           .num_sets = layer.num_sets,
@@ -81,7 +83,8 @@ PromptPass PassOf(const KvShape& shape, const PromptParams& params, int64_t firs
           .num_tokens = static_cast<int32_t>(num_tokens),
           .first_position = static_cast<int32_t>(params.first_position + first),
           .score_from = params.score_from,
-          .scale = params.scale};
+          .scale = params.scale,
+          .pivotal_margin = params.gains == GainKind::kPivotal ? kPivotalMargin : 0};
 }
 
 DeviceLimits LimitsOf(const cudaDeviceProp& device) {

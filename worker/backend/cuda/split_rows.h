@@ -23,14 +23,16 @@ struct SlotRows {
     return static_cast<unsigned>(positions[slot]) <= static_cast<unsigned>(position);
   }
   // Loaded whether seen or not: positions need not have arrived.
-  __device__ __forceinline__ KvPack<T> Key(int slot, int channel) const {
-    return LoadPack(keys + static_cast<int64_t>(slot) * head_dim + channel,
-                    slot < count && channel < head_dim);
+  template <int kChannels>
+  __device__ __forceinline__ auto Key(int slot, int channel) const {
+    return LoadRow<kChannels>(keys + static_cast<int64_t>(slot) * head_dim + channel,
+                              slot < count && channel < head_dim);
   }
   // What is not seen is not read: a free slot may hold anything.
-  __device__ __forceinline__ KvPack<T> Value(int slot, int channel) const {
-    return LoadPack(values + static_cast<int64_t>(slot) * head_dim + channel,
-                    channel < head_dim && Sees(slot));
+  template <int kChannels>
+  __device__ __forceinline__ auto Value(int slot, int channel) const {
+    return LoadRow<kChannels>(values + static_cast<int64_t>(slot) * head_dim + channel,
+                              channel < head_dim && Sees(slot));
   }
 };
 

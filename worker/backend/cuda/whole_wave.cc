@@ -1,7 +1,6 @@
 #include "worker/backend/cuda/whole_wave.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "worker/backend/cuda/attend_sizes.h"
 
@@ -14,9 +13,9 @@ constexpr int64_t kReservedBytes = 1024;
 }  // namespace
 
 int64_t WholeSharedBytes(int group_size, int head_dim, int64_t used) {
-  if (group_size > kMostHeadsAtOnce) return 0;
+  const int64_t heads = HeadsAtOnce(head_dim, group_size);
+  if (group_size > heads) return 0;
   const int64_t splits = (used + kSplitSlots - 1) / kSplitSlots;
-  const int64_t heads = std::bit_ceil(static_cast<unsigned>(group_size));
   const int64_t dim = PaddedDim(head_dim);
   const int64_t shares = kSplitWarps / 2 * heads * dim * sizeof(float);
   if (splits * heads * static_cast<int64_t>(sizeof(double)) > shares) return 0;  // the factors

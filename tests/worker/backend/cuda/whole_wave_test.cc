@@ -57,12 +57,17 @@ TEST(WholeWaveTest, TwoBlocksMustFitAMultiprocessor) {
   EXPECT_EQ(WholeWaveSharedBytes(Shape(8, 8), Wave(33, 2560), small), 0);
 }
 
-TEST(WholeWaveTest, TokensWithRecallAndGroupsOfMoreThanEightAreSplit) {
+TEST(WholeWaveTest, TokensWithRecallAndGroupsThatDoNotShareEachLoadAreSplit) {
   std::vector<WaveToken> wave = Wave(33, 1000);
   wave.back().recall = 0;
   EXPECT_EQ(WholeWaveSharedBytes(Shape(4, 8), wave, kH100), 0);
-  EXPECT_GT(WholeWaveSharedBytes(Shape(8, 8), Wave(33, 1000), kH100), 0);
-  EXPECT_EQ(WholeWaveSharedBytes(Shape(9, 8), Wave(33, 1000), kH100), 0);
+  EXPECT_GT(WholeWaveSharedBytes(Shape(16, 8), Wave(33, 1000), kH100), 0);
+  EXPECT_EQ(WholeWaveSharedBytes(Shape(17, 8), Wave(33, 1000), kH100), 0);
+  WaveShape wide = Shape(8, 8);
+  wide.head_dim = 256;
+  EXPECT_GT(WholeWaveSharedBytes(wide, Wave(33, 1000), kH100), 0);
+  wide.num_query_heads = 9 * wide.num_kv_heads;
+  EXPECT_EQ(WholeWaveSharedBytes(wide, Wave(33, 1000), kH100), 0);
 }
 
 }  // namespace
