@@ -242,7 +242,8 @@ void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& para
       .values = rows.Value(first),
       .positions = layer.positions.device_address() +
                    SetOfKvHead(layer, unit.kv_head) * layer.capacity + first,
-      .count = static_cast<int>(std::min<int64_t>(layer.used - first, kSlotBlock))};
+      .count = static_cast<int>(std::min<int64_t>(layer.used - first, kSlotBlock)),
+      .next_keys = rows.Key(first + kSlotBlock)};
   kernels_.attend_block(slots, scratch.rows, result);
 }
 
@@ -274,8 +275,8 @@ std::vector<double> DecodeAttention::Merge(const KvShape& shape, const AttendPar
     for (size_t block = 0; block < blocks.size(); ++block) {
       factors[block * kMaxQueryRows + row] = of_row[block];
       if (of_row[block] == 0) continue;  // nothing was computed where nothing is seen
-      const float* out = blocks[block].out + row * PaddedRow(shape.head_dim);
-      for (int i = 0; i < shape.head_dim; ++i) sums[i] += of_row[block] * out[i];
+      kernels_.add_scaled(blocks[block].out + row * PaddedRow(shape.head_dim), of_row[block],
+                          shape.head_dim, sums.data());
     }
     float* out = params.out.device_address() + unit.OffsetOf(shape, row);
     for (int i = 0; i < shape.head_dim; ++i) out[i] = static_cast<float>(sums[i]);
