@@ -299,6 +299,19 @@ def test_what_cannot_be_configured_is_one_message(tmp_path: Path) -> None:
     assert "no toolkit here" in summary["error"]
 
 
+def test_a_machine_without_a_toolkit_is_told_what_to_do(tmp_path: Path) -> None:
+    script(tmp_path / "tools/cmake", "echo 'Could NOT find CUDAToolkit (missing: CUDA_CUDART)'\nexit 1\n")
+    done = subprocess.run(
+        [ROOT / "deploy/local/gpu-check", "--build-dir", tmp_path / "build"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": f"{tmp_path}/tools:/usr/bin:/bin"},
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no CUDA toolkit was found (put nvcc on PATH or set CUDA_HOME)")
+
+
 def test_the_summary_says_after_each_part_what_has_passed_until_then(build: Path) -> None:
     script(build / "bin/good", report())
     script(build / "bin/bad", report(code=1))
