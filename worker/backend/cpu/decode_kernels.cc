@@ -15,6 +15,7 @@
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 #include "worker/backend/cpu/decode_logits-inl.h"
 #include "worker/backend/cpu/decode_values-inl.h"
+#include "worker/backend/cpu/exp-inl.h"
 #include "worker/backend/cpu/fixed_point-inl.h"
 #include "worker/backend/cpu/kv_load-inl.h"
 HWY_BEFORE_NAMESPACE();
@@ -68,26 +69,6 @@ class Fetches {
   const std::byte* end_;
 };
 
-// exp(x) for x <= 0, less than 1 ulp off; 0 below -87, and of NaN.
-// Half of Highway's Exp(), which takes any x. Range reduction by adding and subtracting
-// 1.5 * 2^23, which leaves the integer in the sum's last bits; polynomial: Cephes' expf.
-HWY_INLINE VF ExpOfNegative(VF x) {
-  const hn::RebindToSigned<DF> ints;
-  const VF least = hn::Set(kFloats, -87.0f);
-  const VF magic = hn::Set(kFloats, 0x1.8p23f);
-  const VF shifted = hn::MulAdd(hn::Max(x, least), hn::Set(kFloats, 0x1.715476p0f), magic);
-  const VF power = hn::Sub(shifted, magic);
-  VF r = hn::NegMulAdd(power, hn::Set(kFloats, 0x1.63p-1f), x);
-  r = hn::NegMulAdd(power, hn::Set(kFloats, -0x1.bd0106p-13f), r);
-  VF p = hn::Set(kFloats, 1.9875691500e-4f);
-  for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                        5.0000001201e-1f, 1.0f, 1.0f}) {
-    p = hn::MulAdd(p, r, hn::Set(kFloats, c));
-  }
-  const auto bits = hn::Add(hn::BitCast(ints, p), hn::ShiftLeft<23>(hn::BitCast(ints, shifted)));
-  return hn::IfThenElseZero(hn::Ge(x, least), hn::BitCast(kFloats, bits));
-}
-
 // Logits to weights in place; their maximum is known. A few are summed as floats, these
 // sums in double: the probabilities of a query add up to one within their own rounding.
 double ExpAndSum(float maximum, int count, float* weights, Fetches& fetches) {
@@ -101,7 +82,7 @@ double ExpAndSum(float maximum, int count, float* weights, Fetches& fetches) {
     VF sum = hn::Zero(kFloats);
     for (int slot = first; slot < HWY_MIN(first + kSummed, count); slot += kLanes) {
       // A row without any visible slot has NaN here: 0.
-      const VF weight = ExpOfNegative(hn::Sub(hn::LoadU(kFloats, weights + slot), shift));
+      const VF weight = ExpOfLogit(kFloats, hn::Sub(hn::LoadU(kFloats, weights + slot), shift));
       hn::StoreU(weight, kFloats, weights + slot);
       sum = hn::Add(sum, weight);
       fetches.Next(kLanes / 8);
