@@ -46,7 +46,7 @@ struct RecallOptions {
   bool all = false;             // every demoted position: equals the full cache
   int recall_tokens = 64;       // picks of a query, per layer and KV head
   double min_share = 1e-4;      // of attention, by estimate, below which nothing is picked
-  int sketch_channels = 0;      // a multiple of 8; 0 = a quarter of the head size
+  int sketch_channels = 0;      // a multiple of 8; 0 = by head size and budget
   int promote_candidates = 32;  // proposals of a plan, per layer and KV head; 0 = no promotion
 
   bool operator==(const RecallOptions&) const = default;

@@ -15,7 +15,9 @@
 
 namespace heavywater {
 
-SketchShape SketchShapeOf(const KvShape& shape, const RecallOptions& recall);
+// Channels as the policy says; else the default for the head, or a quarter of it where
+// the default's sketches would take more than half of device_ratio.
+SketchShape SketchShapeOf(const KvShape& shape, const PolicyOptions& policy);
 
 // INVALID_ARGUMENT naming the field when recall cannot work on this rank;
 // FAILED_PRECONDITION without a host tier.

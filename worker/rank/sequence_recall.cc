@@ -33,7 +33,7 @@ SequenceRecall::SequenceRecall(const RankCacheOptions& rank, const SequenceOptio
                                const HostPages& pages)
     : rank_(rank),
       options_(sequence),
-      sketch_(SketchShapeOf(rank.shape, sequence.policy.recall)),
+      sketch_(SketchShapeOf(rank.shape, sequence.policy)),
       num_sets_(SetLayoutOf(rank, sequence.policy.scope).own_sets),
       recent_tokens_(FewestRecent(budget, rank.shape.num_layers)),
       prompt_demotes_(PromptDemotes(budget, sequence.prompt_tokens)),

@@ -8,6 +8,7 @@
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/cuda/attend.h"
+#include "worker/backend/cuda/attend_sizes.h"
 #include "worker/backend/cuda/cuda_check.h"
 #include "worker/backend/cuda/prompt_pass.h"
 #include "worker/backend/host_memory.h"
@@ -15,8 +16,6 @@
 
 namespace heavywater::cuda {
 namespace {
-
-constexpr int kMaxHeadDim = 256;
 
 WaveNeeds NeedsOfBatch(const AttendParams& params) {
   int64_t used = 0;
@@ -88,7 +87,16 @@ PromptPass PassOf(const KvShape& shape, const PromptParams& params, int64_t firs
           .pivotal_margin = params.gains == GainKind::kPivotal ? kPivotalMargin : 0};
 }
 
+DeviceLimits LimitsOf(const cudaDeviceProp& device) {
+  return {.multiprocessors = device.multiProcessorCount,
+          .shared_bytes = static_cast<int64_t>(device.sharedMemPerMultiprocessor),
+          .block_shared_bytes = static_cast<int64_t>(device.sharedMemPerBlockOptin)};
+}
+
 }  // namespace
+
+CudaAttention::CudaAttention(CudaContext& context)
+    : context_(context), recall_(context), limits_(LimitsOf(context.properties())) {}
 
 absl::Status CheckCudaShape(const KvShape& shape) {
   HW_RETURN_IF_ERROR(CheckBackendShape(shape));
@@ -136,6 +144,11 @@ absl::Status CudaAttention::AttendWave(const KvShape& shape, float scale,
                           .scale = scale};
   const RecallStep recall = {
       .dtype = shape.dtype, .shape = wave, .host = host, .tokens = tokens, .scratch = scratch};
+  const int64_t whole = WholeWaveSharedBytes(wave, host, limits_);
+  if (whole > 0) {
+    HW_RETURN_IF_CUDA_ERROR(LaunchAttendWhole(shape.dtype, wave, tokens, scratch, whole, stream));
+    return HW_CUDA_STATUS(LaunchMerge(wave, tokens, scratch, stream));
+  }
   HW_RETURN_IF_CUDA_ERROR(LaunchAttendSplits(shape.dtype, wave, tokens, scratch, stream));
   if (Recalls(host)) {
     HW_RETURN_IF_CUDA_ERROR(LaunchSlotTotals(wave, tokens, scratch, stream));

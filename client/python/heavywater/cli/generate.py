@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from heavywater.cli.connection import Address, CacheAddress, Json, Ranks, connected
+from heavywater.cli.connection import Address, CacheAddress, Json, LocalModel, Ranks, connected
 from heavywater.cli.live import LiveText, mebibytes
 from heavywater.cli.policy import (
     Budget,
@@ -47,7 +47,10 @@ def generate(
     decay: Decay = 0.0,
     exposure: Exposure = 0.0,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that have this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0 = all.")] = 0,
     seed: int = 0,
+    model: LocalModel = None,
     ranks: Ranks = 1,
     address: Address = "",
     cache: CacheAddress = "",
@@ -64,7 +67,7 @@ def generate(
     )
     if show_reads and not reads_demoted(policy, recall):
         raise ValueError(f"--show-reads with --policy {policy} and no recall, want --policy recall or --recall")
-    with connected(address, cache, LocalOptions(ranks=ranks), log) as client:
+    with connected(address, cache, LocalOptions(ranks=ranks, model=model), log) as client:
         text, suffix = prompt_and_suffix(client, text, chat, system, question_after)
         generation = client.generate(
             text,
@@ -72,6 +75,8 @@ def generate(
             max_new_tokens=max_new_tokens,
             policy=options,
             temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
             seed=seed,
             return_reads=show_reads,
         )
