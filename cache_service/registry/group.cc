@@ -31,29 +31,32 @@ v1::JoinResponse Group::Response() const {
   return response;
 }
 
-bool Group::OthersAreLive(int rank, absl::Time now) const {
-  return std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
-    return item.first != rank && item.second.lease_end > now;
-  });
+bool Group::AnyIsLive(absl::Time now) const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [&](const auto& item) { return item.second.lease_end > now; });
 }
 
 bool Group::Join(Ticket ticket, const v1::JoinRequest& request, absl::Time now, Epoch epoch,
                  JoinDone done, DeferredCalls& deferred) {
+  // A stray process must not end a group that works, nor one that forms again: while
+  // members live, what they have in common is what the group's name stands for.
+  if (const absl::Status agreement = AgreesWithMembers(request, now); !agreement.ok()) {
+    Answer(std::move(done), agreement, deferred);
+    return false;
+  }
   if (formed_) {
     const auto member = members_.find(request.rank());
-    const absl::Status agreement = CheckAgreement(request, common_);
-    if (member != members_.end() && member->second.instance == request.instance() &&
-        agreement.ok()) {
+    const bool same =
+        member != members_.end() && member->second.instance == request.instance();
+    const bool gives_up = request.failed_epoch() != 0 && request.failed_epoch() == epoch_;
+    if (same && !gives_up) {
       member->second.lease_end = now + lease_;
       Answer(std::move(done), Response(), deferred);  // a retry: the answer was lost
       return false;
     }
-    if (!agreement.ok() && OthersAreLive(request.rank(), now)) {
-      // A stray process must not end a group that works.
-      Answer(std::move(done), agreement, deferred);
-      return false;
-    }
-    Dissolve(absl::StrCat("rank ", request.rank(), " joined anew"), deferred);
+    Dissolve(same ? absl::StrCat("rank ", request.rank(), " has lost its peers")
+                  : absl::StrCat("rank ", request.rank(), " joined anew"),
+             deferred);
   }
   if (!joining_.empty()) {
     const absl::Status agreement = CheckAgreement(request, joining_.begin()->second.request);
@@ -79,6 +82,10 @@ bool Group::Join(Ticket ticket, const v1::JoinRequest& request, absl::Time now, 
   if (static_cast<int>(joining_.size()) < request.size()) return false;
   Form(epoch, now, deferred);
   return true;
+}
+
+absl::Status Group::AgreesWithMembers(const v1::JoinRequest& request, absl::Time now) const {
+  return AnyIsLive(now) ? CheckAgreement(request, common_) : absl::OkStatus();
 }
 
 void Group::Form(Epoch epoch, absl::Time now, DeferredCalls& deferred) {
@@ -147,7 +154,19 @@ std::string Group::MissingRanks() const {
   return absl::StrCat(missing, " of ", size);
 }
 
+// A member that waits in Join for the others sends no heartbeats: that it waits shows
+// that it lives.
+void Group::RenewWaiting(absl::Time now) {
+  for (auto& [rank, member] : members_) {
+    const auto joining = joining_.find(rank);
+    if (joining != joining_.end() && joining->second.request.instance() == member.instance) {
+      member.lease_end = now + lease_;
+    }
+  }
+}
+
 void Group::Tick(absl::Time now, DeferredCalls& deferred) {
+  RenewWaiting(now);
   for (auto member = members_.begin(); member != members_.end();) {
     if (member->second.lease_end > now) {
       ++member;

@@ -18,8 +18,8 @@ namespace heavywater {
 // Not thread safe. Callbacks never run inside; they are added to `deferred`.
 //
 // A group is formed when all ranks wait in Join at once. Any change of
-// membership (a rank leaves, its lease ends, it joins as another process)
-// dissolves the formation: its epoch is ABORTED from then on, and the group forms
+// membership (a rank leaves, its lease ends, it joins as another process, it joins
+// again naming the formation as failed) dissolves the formation: its epoch is ABORTED from then on, and the group forms
 // anew, with a higher epoch, when all ranks have joined again.
 class Group {
  public:
@@ -73,7 +73,9 @@ class Group {
   };
 
   v1::JoinResponse Response() const;
-  bool OthersAreLive(int rank, absl::Time now) const;
+  bool AnyIsLive(absl::Time now) const;
+  absl::Status AgreesWithMembers(const v1::JoinRequest& request, absl::Time now) const;
+  void RenewWaiting(absl::Time now);
   void Form(Epoch epoch, absl::Time now, DeferredCalls& deferred);
   void Dissolve(const std::string& why, DeferredCalls& deferred);
   std::string MissingRanks() const;

@@ -56,7 +56,7 @@ def generate(
     options = policy_options(policy, scope, budget, recall, recall_tokens, device_ratio)
     if show_reads and not reads_demoted(policy, recall):
         raise ValueError(f"--show-reads with --policy {policy} and no recall, want --policy recall or --recall")
-    with connected(address, cache, LocalOptions(ranks=ranks), log) as client:
+    with connected(address, cache, LocalOptions(ranks=ranks, supervise=True), log) as client:
         text, suffix = prompt_and_suffix(client, text, chat, system, question_after)
         generation = client.generate(
             text,
