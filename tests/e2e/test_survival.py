@@ -17,10 +17,12 @@ from heavywater.v1 import common_pb2, generation_pb2
 
 NOTICED_S = 5.0
 SLACK_S = 3.0
-TOKENS = 200
+TOKENS = 48
+# Committed states come often, so that short texts have several.
+OFTEN = {"snapshot_interval_tokens": 12}
 # Plans evict and (with recall) promote well before the first kill.
-BOUNDED = common_pb2.PolicyOptions(policy="snapkv_h2o", heavy_tokens=96, recent_tokens=32)
-RECALL = common_pb2.PolicyOptions(policy="recall", heavy_tokens=96, recent_tokens=32)
+BOUNDED = common_pb2.PolicyOptions(policy="snapkv_h2o", heavy_tokens=48, recent_tokens=16)
+RECALL = common_pb2.PolicyOptions(policy="recall", heavy_tokens=48, recent_tokens=16)
 FULL = common_pb2.PolicyOptions(policy="full")
 
 
@@ -63,7 +65,7 @@ def _generate(
 
 def _restored(group: Cluster) -> list[int]:
     """With how many tokens rank 0 restored sequences from their pages."""
-    found = re.findall(r"sequence admitted.*restored_tokens=(\d+)", group.workers[0].log.read_text())
+    found = re.findall(r'sequence admitted.*restored_tokens="(\d+)"', group.workers[0].log.read_text())
     return [int(tokens) for tokens in found if int(tokens)]
 
 
@@ -102,19 +104,19 @@ def test_the_group_of_a_dead_rank_says_so_and_forms_again(folder: Path, long_pro
 def test_a_generation_survives_the_death_of_any_rank(
     folder: Path, long_prompt: list[int], policy: common_pb2.PolicyOptions
 ) -> None:
-    with cluster(folder, 3) as group:
-        undisturbed = _generate(group, long_prompt[:600], policy)
+    with cluster(folder, 3, worker=OFTEN) as group:
+        undisturbed = _generate(group, long_prompt[:120], policy)
         # Each at another distance from the last committed state.
-        disturbed = _generate(group, long_prompt[:600], policy, kill={70: 1, 115: 0, 171: 2})
+        disturbed = _generate(group, long_prompt[:120], policy, kill={15: 1, 28: 0, 42: 2})
         assert disturbed == undisturbed
         assert len(_restored(group)) == 3, "it was computed again, not restored"
 
 
 def test_a_generation_survives_a_death_within_its_prompt(folder: Path, long_prompt: list[int]) -> None:
     with cluster(folder, 3) as group:
-        undisturbed = _generate(group, long_prompt, BOUNDED, max_new_tokens=16)
+        undisturbed = _generate(group, long_prompt, BOUNDED, max_new_tokens=4)
         with Client(worker=group.worker_address) as client:
-            generation = client.generate(long_prompt, max_new_tokens=16, ignore_eos=True, policy=BOUNDED)
+            generation = client.generate(long_prompt, max_new_tokens=4, ignore_eos=True, policy=BOUNDED)
 
             def kill() -> None:
                 group.workers[2].kill()
@@ -125,8 +127,8 @@ def test_a_generation_survives_a_death_within_its_prompt(folder: Path, long_prom
 
 
 def test_a_rank_that_stands_still_is_replaced(folder: Path, long_prompt: list[int]) -> None:
-    with cluster(folder, 3) as group:
-        undisturbed = _generate(group, long_prompt[:300], BOUNDED)
+    with cluster(folder, 3, worker=OFTEN) as group:
+        undisturbed = _generate(group, long_prompt[:100], BOUNDED)
         stopped = group.workers[1]
 
         def replace() -> None:
@@ -140,22 +142,22 @@ def test_a_rank_that_stands_still_is_replaced(folder: Path, long_prompt: list[in
         with Client(worker=group.worker_address) as client:
             for token in client.generate(long_prompt[:300], max_new_tokens=TOKENS, ignore_eos=True, policy=BOUNDED):
                 tokens.append(token.token)
-                if len(tokens) == 90:
+                if len(tokens) == 20:
                     replacing.start()
         replacing.join()
         assert tokens == undisturbed
 
 
 def test_a_sampled_sequence_goes_on_with_the_same_tokens(folder: Path, long_prompt: list[int]) -> None:
-    with cluster(folder, 3) as group:
+    with cluster(folder, 3, worker=OFTEN) as group:
         sampled = {"temperature": 0.8, "seed": 7}
-        undisturbed = _generate(group, long_prompt[:200], BOUNDED, **sampled)
-        assert _generate(group, long_prompt[:200], BOUNDED, kill={130: 0}, **sampled) == undisturbed
+        undisturbed = _generate(group, long_prompt[:80], BOUNDED, **sampled)
+        assert _generate(group, long_prompt[:80], BOUNDED, kill={30: 0}, **sampled) == undisturbed
 
 
 def test_what_the_pages_do_not_hold_is_computed_again(folder: Path, long_prompt: list[int]) -> None:
     # Streamed pages are not read back.
     with cluster(folder, 3, worker={"disable_slab": True}) as group:
-        undisturbed = _generate(group, long_prompt[:300], RECALL, max_new_tokens=100)
-        assert _generate(group, long_prompt[:300], RECALL, max_new_tokens=100, kill={80: 1}) == undisturbed
+        undisturbed = _generate(group, long_prompt[:80], RECALL, max_new_tokens=32)
+        assert _generate(group, long_prompt[:80], RECALL, max_new_tokens=32, kill={20: 1}) == undisturbed
         assert "computed again" in group.workers[0].log.read_text()

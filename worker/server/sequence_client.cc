@@ -37,6 +37,7 @@ absl::Status AsUnavailable(const absl::Status& status) {
 
 SequenceClient::SequenceClient(CacheLink* link)
     : link_(link),
+      opened_epoch_(link == nullptr ? 0 : link->epoch()),
       stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())) {}
 
 absl::StatusOr<OpenedSequence> SequenceClient::Open(const SequenceToOpen& sequence) {
@@ -59,7 +60,9 @@ absl::StatusOr<OpenedSequence> SequenceClient::Open(const SequenceToOpen& sequen
 absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& sequence,
                                                         int64_t prompt_tokens) {
   v1::OpenSequenceRequest request;
-  request.set_request_id(absl::StrCat(link_->options().instance, "/", ++counter_));
+  // The counter begins anew with each formation of the group.
+  request.set_request_id(
+      absl::StrCat(link_->options().instance, "/", opened_epoch_, "/", ++counter_));
   request.set_group(link_->options().group);
   request.set_epoch(link_->epoch());
   *request.mutable_fingerprint() = link_->options().fingerprint;

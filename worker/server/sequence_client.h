@@ -58,6 +58,7 @@ class SequenceClient {
   absl::StatusOr<OpenedSequence> OpenOnce(const SequenceToOpen& sequence, int64_t prompt_tokens);
 
   CacheLink* const link_;
+  const Epoch opened_epoch_;  // when this was made
   const std::unique_ptr<v1::SequenceService::Stub> stub_;
   std::atomic<uint64_t> counter_ = 0;
 };
