@@ -46,8 +46,7 @@ bool Group::Join(Ticket ticket, const v1::JoinRequest& request, absl::Time now, 
   }
   if (formed_) {
     const auto member = members_.find(request.rank());
-    const bool same =
-        member != members_.end() && member->second.instance == request.instance();
+    const bool same = member != members_.end() && member->second.instance == request.instance();
     const bool gives_up = request.failed_epoch() != 0 && request.failed_epoch() == epoch_;
     if (same && !gives_up) {
       member->second.lease_end = now + lease_;

@@ -19,8 +19,8 @@ namespace heavywater {
 //
 // A group is formed when all ranks wait in Join at once. Any change of
 // membership (a rank leaves, its lease ends, it joins as another process, it joins
-// again naming the formation as failed) dissolves the formation: its epoch is ABORTED from then on, and the group forms
-// anew, with a higher epoch, when all ranks have joined again.
+// again naming the formation as failed) dissolves the formation: its epoch is ABORTED from then on,
+// and the group forms anew, with a higher epoch, when all ranks have joined again.
 class Group {
  public:
   using JoinDone = std::function<void(absl::StatusOr<v1::JoinResponse>)>;

@@ -33,8 +33,8 @@ absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
                       groups_.Find(request.group(), request.epoch()));
   HW_ASSIGN_OR_RETURN(const SequenceRegistry::Owner owner,
                       sequences_.FindOwner(request.sequence_id()));
-  HW_RETURN_IF_ERROR(CompareFingerprints(formation.fingerprint, "the group has",
-                                         owner.fingerprint, "the sequence has"));
+  HW_RETURN_IF_ERROR(CompareFingerprints(formation.fingerprint, "the group has", owner.fingerprint,
+                                         "the sequence has"));
   return sequences_.Reopen(request, formation.size);
 }
 

@@ -15,43 +15,42 @@ constexpr size_t kMaxSnapshotPart = size_t{1} << 20;
 template <typename Value>
 absl::Status CheckSame(const char* field, const Value& got, const Value& opened) {
   if (got == opened) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(field, " is \"", got,
-                                                    "\", the sequence was opened with \"", opened,
-                                                    "\""));
+  return absl::FailedPreconditionError(
+      absl::StrCat(field, " is \"", got, "\", the sequence was opened with \"", opened, "\""));
 }
 
 // The text so far, as both know it.
 absl::Status CheckTokens(const google::protobuf::RepeatedField<int32_t>& got,
                          const std::vector<int32_t>& known) {
   const auto count = std::min(static_cast<size_t>(got.size()), known.size());
-  const auto parts = std::mismatch(known.begin(), known.begin() + static_cast<int64_t>(count),
-                                   got.begin());
+  const auto parts =
+      std::mismatch(known.begin(), known.begin() + static_cast<int64_t>(count), got.begin());
   if (parts.first == known.begin() + static_cast<int64_t>(count)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("tokens[", parts.first - known.begin(),
-                                                    "] is ", *parts.second, ", the sequence has ",
+  return absl::FailedPreconditionError(absl::StrCat("tokens[", parts.first - known.begin(), "] is ",
+                                                    *parts.second, ", the sequence has ",
                                                     *parts.first));
 }
 
 }  // namespace
 
-absl::Status SequenceRegistry::CheckReopen(const v1::ReopenSequenceRequest& request,
-                                           int num_ranks, SequenceId id, const Record& record) {
+absl::Status SequenceRegistry::CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks,
+                                           SequenceId id, const Record& record) {
   const v1::OpenSequenceRequest& opened = record.request;
   HW_RETURN_IF_ERROR(CheckSame("group", request.group(), opened.group()));
   HW_RETURN_IF_ERROR(CheckSame("number of ranks", num_ranks, record.num_ranks));
   HW_RETURN_IF_ERROR(CheckSame("tenant", request.tenant(), opened.tenant()));
   HW_RETURN_IF_ERROR(CheckSame("max_tokens", request.max_tokens(), opened.max_tokens()));
   HW_RETURN_IF_ERROR(CheckSame("prompt_tokens", request.prompt_tokens(), opened.prompt_tokens()));
-  HW_RETURN_IF_ERROR(CheckSame("policy", request.policy().ShortDebugString(),
-                               opened.policy().ShortDebugString()));
-  HW_RETURN_IF_ERROR(CheckSame("budget", request.budget().ShortDebugString(),
-                               opened.budget().ShortDebugString()));
+  HW_RETURN_IF_ERROR(
+      CheckSame("policy", request.policy().ShortDebugString(), opened.policy().ShortDebugString()));
+  HW_RETURN_IF_ERROR(
+      CheckSame("budget", request.budget().ShortDebugString(), opened.budget().ShortDebugString()));
   HW_RETURN_IF_ERROR(record.plans.agreement());
   HW_RETURN_IF_ERROR(CheckTokens(request.tokens(), record.plans.tokens()));
   if (store_.HostBytes(id) == store_.SequenceBytes(id)) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("of its ", store_.SequenceBytes(id), " bytes only ", store_.HostBytes(id),
-                   " are in host memory"));
+  return absl::FailedPreconditionError(absl::StrCat("of its ", store_.SequenceBytes(id),
+                                                    " bytes only ", store_.HostBytes(id),
+                                                    " are in host memory"));
 }
 
 absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
@@ -64,9 +63,9 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   Advance(id, record);
   const auto snapshot = record.plans.FindSnapshot(request.max_tokens_seen());
   if (snapshot == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "sequence ", id, " has no committed state of ", request.max_tokens_seen(),
-        " tokens or fewer"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("sequence ", id, " has no committed state of ", request.max_tokens_seen(),
+                     " tokens or fewer"));
   }
   record.plans.GoBackTo(snapshot->plan);
   ++record.incarnation;

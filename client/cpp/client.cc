@@ -107,7 +107,8 @@ absl::StatusOr<std::unique_ptr<Generation>> Client::Generate(const v1::GenerateR
   };
   Generation::ResumeOptions resume;
   if (resume_timeout_.count() > 0) {
-    resume = {.request = request, .generate = generate, .timeout = resume_timeout_, .sleep = sleep_};
+    resume = {
+        .request = request, .generate = generate, .timeout = resume_timeout_, .sleep = sleep_};
   }
   return std::make_unique<Generation>(generate(request), std::move(resume));
 }

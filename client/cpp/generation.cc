@@ -16,6 +16,9 @@ constexpr std::chrono::milliseconds kMaxBackoff{1000};
 Generation::Generation(Call call, ResumeOptions resume)
     : call_(std::move(call)), resume_(std::move(resume)), backoff_(kFirstBackoff) {}
 
+Generation::Generation(std::unique_ptr<grpc::ClientContext> context, std::unique_ptr<Reader> reader)
+    : Generation(Call{std::move(context), std::move(reader)}, ResumeOptions()) {}
+
 Generation::~Generation() {
   if (ended_.has_value()) return;
   call_.context->TryCancel();

@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -30,13 +29,13 @@ class Generation {
   struct ResumeOptions {
     v1::GenerateRequest request;
     std::function<Call(const v1::GenerateRequest&)> generate;  // opens a call
-    std::chrono::milliseconds timeout{0};                      // without a new token; 0: never
+    std::chrono::milliseconds timeout{0};                      // without a new token
     Sleeper sleep;
   };
 
-  explicit Generation(Call call, ResumeOptions resume = {});
-  Generation(std::unique_ptr<grpc::ClientContext> context, std::unique_ptr<Reader> reader)
-      : Generation(Call{std::move(context), std::move(reader)}) {}
+  Generation(Call call, ResumeOptions resume);
+  // One that does not go on.
+  Generation(std::unique_ptr<grpc::ClientContext> context, std::unique_ptr<Reader> reader);
   ~Generation();
   Generation(const Generation&) = delete;
   Generation& operator=(const Generation&) = delete;

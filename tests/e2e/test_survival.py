@@ -140,7 +140,7 @@ def test_a_rank_that_stands_still_is_replaced(folder: Path, long_prompt: list[in
         tokens: list[int] = []
         replacing = threading.Thread(target=replace)
         with Client(worker=group.worker_address) as client:
-            for token in client.generate(long_prompt[:300], max_new_tokens=TOKENS, ignore_eos=True, policy=BOUNDED):
+            for token in client.generate(long_prompt[:100], max_new_tokens=TOKENS, ignore_eos=True, policy=BOUNDED):
                 tokens.append(token.token)
                 if len(tokens) == 20:
                     replacing.start()

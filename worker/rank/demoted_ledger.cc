@@ -88,9 +88,9 @@ absl::Status DemotedLedger::Load(const LedgerSnapshot& snapshot) {
   for (const LedgerSnapshot::Gain& one : snapshot.unreported) {
     const Position position = one.gain.position;
     if (one.head < 0 || one.head >= num_heads_ || position < 0 || position >= stride_) {
-      return absl::DataLossError(absl::StrCat("snapshot: a gain of head ", one.head,
-                                              ", position ", position, ", want below ", num_heads_,
-                                              " and ", stride_));
+      return absl::DataLossError(absl::StrCat("snapshot: a gain of head ", one.head, ", position ",
+                                              position, ", want below ", num_heads_, " and ",
+                                              stride_));
     }
     unreported_[one.head * stride_ + position] = one.gain.gain;
   }

@@ -20,9 +20,9 @@ absl::StatusOr<RecallSnapshot> SequenceRecall::Snapshot(bool with_scores) const 
   snapshot.reads_max = stats_.reads_max;
   snapshot.promoted = stats_.promoted;
   const DeviceBuffer& state = sketched() ? channels_ : squares_;
-  HW_ASSIGN_OR_RETURN((sketched() ? snapshot.channels : snapshot.squares),
-                      ReadDevice(DeviceSpan<const std::byte>(state.As<std::byte>()),
-                                 memory_.backend(), stream_));
+  HW_ASSIGN_OR_RETURN(
+      (sketched() ? snapshot.channels : snapshot.squares),
+      ReadDevice(DeviceSpan<const std::byte>(state.As<std::byte>()), memory_.backend(), stream_));
   for (const Layer& layer : layers_) snapshot.ledgers.push_back(layer.ledger.Save(with_scores));
   return snapshot;
 }
@@ -61,9 +61,8 @@ absl::Status SequenceRecall::Restore(const RecallSnapshot& snapshot,
   stats_.promoted = snapshot.promoted;
   if (snapshot.sketched_tokens == 0) return absl::OkStatus();
   if (snapshot.sketched_tokens > tokens_seen) {
-    return absl::DataLossError(absl::StrCat("snapshot: sketched_tokens is ",
-                                            snapshot.sketched_tokens, ", want at most ",
-                                            tokens_seen));
+    return absl::DataLossError(absl::StrCat(
+        "snapshot: sketched_tokens is ", snapshot.sketched_tokens, ", want at most ", tokens_seen));
   }
   HW_RETURN_IF_ERROR(AddPages(tokens_seen));
   for (int index = 0; index < rank_.shape.num_layers; ++index) {

@@ -30,8 +30,8 @@ absl::Status CheckSlots(const SlotSnapshot& slots, int64_t used, int64_t residen
   for (const Position position : slots.positions) {
     if (position == kNoPosition) continue;
     if (position < 0 || position >= end || seen[static_cast<size_t>(position)]) {
-      return absl::DataLossError(absl::StrCat("snapshot: position ", position,
-                                              " is twice in a set, or not below ", end));
+      return absl::DataLossError(
+          absl::StrCat("snapshot: position ", position, " is twice in a set, or not below ", end));
     }
     seen[static_cast<size_t>(position)] = true;
     ++count;
@@ -42,8 +42,7 @@ absl::Status CheckSlots(const SlotSnapshot& slots, int64_t used, int64_t residen
 }  // namespace
 
 bool SequenceCache::CanSnapshot() const {
-  const bool between_plans =
-      queries_since_plan_ > 0 && (budget_.uses_scores || recall_ != nullptr);
+  const bool between_plans = queries_since_plan_ > 0 && (budget_.uses_scores || recall_ != nullptr);
   return prompt_done_ && broken_.ok() && !between_plans &&
          host_pages_.first_unbacked() == std::numeric_limits<int64_t>::max();
 }
@@ -58,17 +57,15 @@ absl::StatusOr<SequenceSnapshot> SequenceCache::Snapshot(bool with_slots) const 
   snapshot.plans = plans_;
   snapshot.queries_since_plan = queries_since_plan_;
   for (int layer = 0; layer < rank_.shape.num_layers && with_slots; ++layer) {
-    std::vector<int64_t> scores;
-    if (budget_.uses_scores) {
-      HW_ASSIGN_OR_RETURN(scores, ReadScores(layer));
-    }
+    HW_ASSIGN_OR_RETURN(const std::vector<int64_t> scores, ReadScores(layer));
     for (int set = 0; set < sets_.own_sets; ++set) {
       SlotSnapshot& slots = snapshot.slots.emplace_back();
       const std::span<const Position> positions = table(layer, set).positions();
       slots.positions.assign(positions.begin(), positions.end());
-      if (scores.empty()) continue;
       const auto first = scores.begin() + set * layers_[layer].capacity();
-      slots.scores.assign(first, first + static_cast<int64_t>(positions.size()));
+      const auto last = first + static_cast<int64_t>(positions.size());
+      const bool any = std::any_of(first, last, [](int64_t score) { return score != 0; });
+      if (any) slots.scores.assign(first, last);
     }
   }
   if (recall_ != nullptr) {
@@ -82,8 +79,7 @@ absl::Status SequenceCache::CheckSnapshot(const SequenceSnapshot& snapshot) cons
   if (static_cast<int64_t>(snapshot.slots.size()) != sets) {
     return BadSnapshot("sets", static_cast<int64_t>(snapshot.slots.size()), sets);
   }
-  if (snapshot.tokens_seen < options_.prompt_tokens ||
-      snapshot.tokens_seen > options_.max_tokens) {
+  if (snapshot.tokens_seen < options_.prompt_tokens || snapshot.tokens_seen > options_.max_tokens) {
     return BadSnapshot("tokens_seen", snapshot.tokens_seen, options_.prompt_tokens);
   }
   if (snapshot.recall.has_value() != (recall_ != nullptr)) {

@@ -146,8 +146,7 @@ absl::Status CommandRunner::RestoreHere(const v1::RestoreCommand& command) {
                                             " tokens, want ", command.tokens_seen()));
   }
   options_.tier->Expect(sequence, command.max_tokens(), absl::Milliseconds(command.lease_ms()));
-  const absl::Status restored =
-      cache_.Restore(sequence, options, snapshot, command.known_tokens());
+  const absl::Status restored = cache_.Restore(sequence, options, snapshot, command.known_tokens());
   if (!restored.ok()) options_.tier->Forget(sequence);
   return restored;
 }

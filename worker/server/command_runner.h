@@ -39,7 +39,7 @@ struct CommandRunnerOptions {
   bool copy_logits = false;        // rank 0
   KvRecorder* recorder = nullptr;  // null: no dump
   std::string dump_dir;
-  RemoteHostTier* tier = nullptr;  // of the cache, told how long sequences may get
+  RemoteHostTier* tier = nullptr;             // of the cache, told how long sequences may get
   const SnapshotSource* snapshots = nullptr;  // of restored sequences; null: none
   bool take_snapshots = false;                // at the prompt's end
 };

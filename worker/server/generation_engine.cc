@@ -75,7 +75,8 @@ absl::Status GenerationEngine::EndRunning(SequenceId sequence) {
     changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
   }
   if (!running_.contains(sequence)) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("sequence ", sequence, " still runs for another call"));
+  return absl::UnavailableError(
+      absl::StrCat("sequence ", sequence, " still runs for another call"));
 }
 
 void GenerationEngine::End(const Generation& generation, bool any_output) {

@@ -110,9 +110,9 @@ absl::Status ParseResume(const v1::ResumePoint& proto, const GenerationLimits& l
   request.received.assign(proto.received_tokens().begin(), proto.received_tokens().end());
   for (size_t i = 0; i < request.received.size() && !request.forced.empty(); ++i) {
     if (request.received[i] == request.forced[i]) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("resume.received_tokens[", i, "] is ", request.received[i],
-                     ", want forced_tokens[", i, "], ", request.forced[i]));
+    return absl::InvalidArgumentError(absl::StrCat("resume.received_tokens[", i, "] is ",
+                                                   request.received[i], ", want forced_tokens[", i,
+                                                   "], ", request.forced[i]));
   }
   return absl::OkStatus();
 }

@@ -25,7 +25,7 @@ struct GenerationRequest {
   bool ignore_eos = false;
   std::vector<int32_t> forced;  // empty, or max_new_tokens of them
   bool return_logits = false;
-  bool return_reads = false;  // recall is on
+  bool return_reads = false;       // recall is on
   SequenceId resume_sequence = 0;  // 0: begins at its prompt
   std::vector<int32_t> received;   // new tokens that the client has: not told again
   std::string request_id;

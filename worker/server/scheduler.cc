@@ -147,7 +147,8 @@ absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
   }
   const GenerationRequest& request = generation->request;
   const bool restored = generation->opened.restored();
-  const v1::GroupCommand command = restored ? RestoreCommandOf(*generation) : OpenCommandOf(*generation);
+  const v1::GroupCommand command =
+      restored ? RestoreCommandOf(*generation) : OpenCommandOf(*generation);
   const auto result = Execute(command);
   if (!result.ok()) {
     generation->responses.Finish(GroupFailed(result.status()));

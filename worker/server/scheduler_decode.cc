@@ -79,8 +79,7 @@ bool Scheduler::SnapshotDue(const SequenceRun& run, const v1::DecodeCommand::Ite
                             const SequenceStats& stats) const {
   if (options_.snapshot_interval_tokens == 0) return false;
   const bool recalls = run.request().sequence.policy.recall.enabled;
-  const bool at_any_step =
-      !stats.budget.bounded_decode && !stats.budget.uses_scores && !recalls;
+  const bool at_any_step = !stats.budget.bounded_decode && !stats.budget.uses_scores && !recalls;
   if (!item.plan_due() && !at_any_step) return false;
   const int64_t per_layer =
       kSlotBytes * stats.tokens_resident + (recalls ? kLedgerBytes * stats.tokens_seen : 0);

@@ -83,8 +83,7 @@ absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& se
                         .lease = absl::Milliseconds(response.lease_ms())};
 }
 
-absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id,
-                                                      const SequenceToOpen& sequence,
+absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const SequenceToOpen& sequence,
                                                       const std::vector<int32_t>& text,
                                                       int64_t max_tokens_seen) {
   if (link_ == nullptr) return absl::FailedPreconditionError("there is no cache service");

@@ -48,8 +48,7 @@ class SequenceClient {
   // `text`: its tokens so far. UNAVAILABLE likewise; else as SequenceService::Reopen
   // says, without a cache service FAILED_PRECONDITION.
   absl::StatusOr<OpenedSequence> Reopen(SequenceId id, const SequenceToOpen& sequence,
-                                        const std::vector<int32_t>& text,
-                                        int64_t max_tokens_seen);
+                                        const std::vector<int32_t>& text, int64_t max_tokens_seen);
   // The lease runs out by itself. `discard`: nothing of it is worth keeping, it
   // ends now.
   void Release(SequenceId sequence, bool discard);

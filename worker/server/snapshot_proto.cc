@@ -48,8 +48,8 @@ void ToProto(const RecallSnapshot& recall, v1::RecallSnapshot& proto) {
 absl::StatusOr<LedgerSnapshot> FromProto(const v1::LedgerSnapshot& proto) {
   if (proto.heads_size() != proto.gains_size() || proto.positions_size() != proto.gains_size()) {
     return absl::DataLossError(absl::StrCat("snapshot: a ledger has ", proto.heads_size(),
-                                            " heads, ", proto.positions_size(),
-                                            " positions and ", proto.gains_size(), " gains"));
+                                            " heads, ", proto.positions_size(), " positions and ",
+                                            proto.gains_size(), " gains"));
   }
   LedgerSnapshot ledger;
   ledger.stride = proto.stride();

@@ -178,14 +178,14 @@ absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts&
 absl::Status Worker::StartRunner(const v1::WorkerConfig& config) {
   Model& model = recorder_ == nullptr ? static_cast<Model&>(*model_) : *recorder_;
   reports_ = std::make_unique<PlanReports>(*cache_, reporter_.get());
-  runner_ = std::make_unique<CommandRunner>(*cache_, model, *communicator_, *reports_,
-                                            CommandRunnerOptions{.copy_logits = config.rank() == 0,
-                                                                 .recorder = recorder_.get(),
-                                                                 .dump_dir = config.dump_dir(),
-                                                                 .tier = tier_.get(),
-                                                                 .snapshots = snapshots_.get(),
-                                                                 .take_snapshots =
-                                                                     config.snapshot_interval_tokens() > 0});
+  runner_ = std::make_unique<CommandRunner>(
+      *cache_, model, *communicator_, *reports_,
+      CommandRunnerOptions{.copy_logits = config.rank() == 0,
+                           .recorder = recorder_.get(),
+                           .dump_dir = config.dump_dir(),
+                           .tier = tier_.get(),
+                           .snapshots = snapshots_.get(),
+                           .take_snapshots = config.snapshot_interval_tokens() > 0});
   return communicator_->Barrier();
 }
 

@@ -13,8 +13,8 @@ from heavywater.local import LocalServers
 from heavywater.v1 import common_pb2
 
 # Long enough for evictions, committed states and, with recall, promotions.
-_PROMPT_TOKENS = 400
-_NEW_TOKENS = 160
+_PROMPT_TOKENS = 200
+NEW_TOKENS = 160
 _POLICIES = (
     common_pb2.PolicyOptions(policy="snapkv_h2o", heavy_tokens=96, recent_tokens=32),
     common_pb2.PolicyOptions(policy="recall", heavy_tokens=96, recent_tokens=32),
@@ -38,20 +38,21 @@ class SoakFigures:
         return asdict(self)
 
 
-def soak(servers: LocalServers, kills: int, seed: int, progress: Callable[[str], None]) -> SoakFigures:
-    """Kills one worker in each of `kills` generations, at a moment and of a rank drawn from `seed`."""
+def soak(
+    servers: LocalServers, kills: int, seed: int, new_tokens: int, progress: Callable[[str], None]
+) -> SoakFigures:
+    """Kills one worker in each of `kills` generations of `new_tokens`, when and which drawn from `seed`."""
     draws = random.Random(seed)
     figures = SoakFigures()
     with servers.client() as client:
         prompt = _prompt(client, draws)
-        undisturbed = [_run(client, prompt, policy) for policy in _POLICIES]
+        undisturbed = [_run(client, prompt, policy, new_tokens) for policy in _POLICIES]
         for index in range(kills):
             policy = index % len(_POLICIES)
-            # Before the first token: somewhere in the prompt.
-            moment, rank = draws.randrange(_NEW_TOKENS), draws.randrange(len(servers.workers))
+            moment, rank = draws.randrange(new_tokens), draws.randrange(len(servers.workers))
             figures.kills += 1
             try:
-                text = _run(client, prompt, _POLICIES[policy], moment, servers.workers[rank].kill)
+                text = _run(client, prompt, _POLICIES[policy], new_tokens, moment, servers.workers[rank].kill)
                 figures.equal += text == undisturbed[policy]
                 said = "equal" if text == undisturbed[policy] else "DIFFERS"
             except HeavywaterError as error:
@@ -72,12 +73,13 @@ def _run(
     client: Client,
     prompt: list[int],
     policy: common_pb2.PolicyOptions,
+    new_tokens: int,
     moment: int = -1,
     kill: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """The new tokens; `kill` is called when there are `moment` of them."""
     tokens: list[int] = []
-    with client.generate(prompt, max_new_tokens=_NEW_TOKENS, ignore_eos=True, policy=policy) as generation:
+    with client.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True, policy=policy) as generation:
         for token in generation:
             if len(tokens) == moment:
                 kill()

@@ -5,7 +5,6 @@
 
 #include <optional>
 
-#include "absl/strings/str_cat.h"
 #include "cache_service/registry/plan_sets.h"
 
 namespace heavywater {
@@ -436,80 +435,6 @@ TEST(PlanSetsTest, InScopeKvHeadEachRankAnswersForItsOwnHeads) {
   EXPECT_EQ(sets[1].kv_head(), 1);
   EXPECT_THAT(sets[1].dropped_ranges(), ElementsAre(0, 3)) << "position 3 is resident";
   EXPECT_TRUE(sets[1].demoted_ranges().empty());
-}
-
-v1::PlanReport WithSnapshot(v1::PlanReport report, const std::string& data, int64_t total = 0,
-                            int64_t offset = 0) {
-  report.mutable_snapshot()->set_data(data);
-  report.mutable_snapshot()->set_offset(offset);
-  report.mutable_snapshot()->set_total_bytes(total == 0 ? static_cast<int64_t>(data.size()) : total);
-  return report;
-}
-
-TEST_F(PlanStateTest, ASnapshotIsKeptOnceAllRanksHaveReportedTheirPartAndItsTokensAreStored) {
-  stored_[0] = 10;
-  stored_[1] = 9;
-  Apply(0, WithSnapshot(Report(1, 10, 1, 0), "zero"));
-  Apply(1, WithSnapshot(Report(1, 10, 1, 0), "one"));
-  EXPECT_EQ(state_.FindSnapshot(100), nullptr);
-  stored_[1] = 10;
-  Advance();
-  ASSERT_NE(state_.FindSnapshot(100), nullptr);
-  EXPECT_THAT(state_.FindSnapshot(100)->parts, ElementsAre("zero", "one"));
-  EXPECT_EQ(state_.FindSnapshot(9), nullptr);
-}
-
-TEST_F(PlanStateTest, ASnapshotWithADroppedPositionOrWithoutARankIsNotKept) {
-  v1::PlanReport dropped = WithSnapshot(Report(1, 10, 1, 10), "one");
-  dropped.add_dropped_ranges(3);
-  dropped.add_dropped_ranges(4);
-  Apply(0, WithSnapshot(Report(1, 10, 1, 10), "zero"));
-  Apply(1, dropped);
-  Apply(0, WithSnapshot(Report(2, 11, 2, 11), "zero"));
-  Apply(1, Report(2, 11, 2, 11));
-  EXPECT_EQ(state_.FindSnapshot(100), nullptr);
-}
-
-TEST_F(PlanStateTest, PartsOfASnapshotAreJoinedAndAGapLeavesItIncomplete) {
-  Apply(1, WithSnapshot(Report(1, 10, 1, 10), "one"));
-  Apply(0, WithSnapshot(Report(1, 10, 1, 10), "ro", 4, 2));
-  EXPECT_EQ(state_.FindSnapshot(100), nullptr);
-  Apply(0, WithSnapshot(Report(1, 10, 1, 10), "ze", 4, 0));
-  EXPECT_EQ(state_.FindSnapshot(100), nullptr);
-  Apply(0, WithSnapshot(Report(1, 10, 1, 10), "ro", 4, 2));
-  ASSERT_NE(state_.FindSnapshot(100), nullptr);
-  EXPECT_THAT(state_.FindSnapshot(100)->parts, ElementsAre("zero", "one"));
-}
-
-TEST_F(PlanStateTest, TheLastTwoSnapshotsAreKeptAndRanksGoBackToOne) {
-  for (int plan = 1; plan <= 3; ++plan) {
-    for (int rank = 0; rank < 2; ++rank) {
-      Apply(rank, WithSnapshot(Report(plan, 10 * plan, 1, 10 * plan), absl::StrCat(plan, rank)));
-    }
-  }
-  EXPECT_EQ(state_.FindSnapshot(19), nullptr);
-  EXPECT_EQ(state_.FindSnapshot(29)->plan, 2);
-  EXPECT_EQ(state_.FindSnapshot(100)->plan, 3);
-  v1::PlanReport last = Report(4, 40, 1, 40);
-  last.set_finished(true);
-  Apply(0, last);
-  state_.GoBackTo(2);
-  EXPECT_FALSE(state_.finished(0));
-  EXPECT_EQ(state_.FindSnapshot(100)->plan, 2);
-  EXPECT_EQ(state_.SnapshotOfPlan(3), nullptr);
-  // What is reported again counts again.
-  for (int rank = 0; rank < 2; ++rank) {
-    Apply(rank, WithSnapshot(Report(3, 30, 1, 30), absl::StrCat("again", rank)));
-  }
-  EXPECT_THAT(state_.FindSnapshot(100)->parts, ElementsAre("again0", "again1"));
-}
-
-TEST_F(PlanStateTest, ASnapshotThatDoesNotFitItsSizeIsRefusedNamingTheField) {
-  for (const v1::PlanReport& bad : {WithSnapshot(Report(1, 10, 1, 0), "abc", 2),
-                                    WithSnapshot(Report(1, 10, 1, 0), "abc", 4, 2),
-                                    WithSnapshot(Report(1, 10, 1, 0), "a", int64_t{1} << 40)}) {
-    EXPECT_THAT(std::string(state_.Validate(0, bad).message()), HasSubstr("snapshot."));
-  }
 }
 
 }  // namespace

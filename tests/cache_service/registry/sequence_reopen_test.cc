@@ -33,11 +33,12 @@ class SequenceReopenTest : public ::testing::Test {
   Epoch Form(const std::string& instance) {
     Epoch epoch = 0;
     for (int rank = 0; rank < kRanks; ++rank) {
-      registry_.groups().Join(registry_.groups().NewTicket(),
-                              TestJoin(rank, kRanks, instance.empty() ? "" : absl::StrCat(instance, rank)),
-                              [&epoch](absl::StatusOr<v1::JoinResponse> joined) {
-                                if (joined.ok()) epoch = joined->epoch();
-                              });
+      registry_.groups().Join(
+          registry_.groups().NewTicket(),
+          TestJoin(rank, kRanks, instance.empty() ? "" : absl::StrCat(instance, rank)),
+          [&epoch](absl::StatusOr<v1::JoinResponse> joined) {
+            if (joined.ok()) epoch = joined->epoch();
+          });
     }
     return epoch;
   }

@@ -108,8 +108,9 @@ TEST_F(ClientTest, AGenerationThatWasNeverAcceptedIsNotRepeated) {
 TEST_F(ClientTest, AGenerationDoesNotGoOnWhereItsCallerWantsNone) {
   generation_.breaks = 1;
   generation_.breaks_at = 1;
-  Client once(v1::GenerationService::NewStub(server_->InProcessChannel({})), nullptr, nullptr,
-              milliseconds(5000), [](milliseconds) {}, /*resume_timeout=*/milliseconds(0));
+  Client once(
+      v1::GenerationService::NewStub(server_->InProcessChannel({})), nullptr, nullptr,
+      milliseconds(5000), [](milliseconds) {}, /*resume_timeout=*/milliseconds(0));
   const auto summary = once.Generate(Request(5), [](const auto&) { return true; });
   EXPECT_EQ(summary.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(generation_.requests.size(), 1u);

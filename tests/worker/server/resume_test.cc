@@ -41,6 +41,7 @@ class ResumeTest : public ::testing::Test {
     return [this, snapshot_interval](v1::WorkerConfig& config) {
       config.set_cache_address(service_.address());
       config.set_snapshot_interval_tokens(snapshot_interval);
+      config.set_page_tokens(16);
     };
   }
   // All reports have arrived.
@@ -70,7 +71,7 @@ TEST_F(ResumeTest, FromACommittedStateTheRestIsTheSame) {
   for (const bool recall : {false, true}) {
     ServerTestGroup group(model_, 3, WithCache(8));
     group.Start();
-    v1::GenerateRequest request = Bounded(SomeTokens(30, 9), 40);
+    v1::GenerateRequest request = Bounded(SomeTokens(20, 9), 40);
     request.mutable_suffix_tokens()->Add(3);
     request.mutable_suffix_tokens()->Add(4);
     request.mutable_policy()->set_recall(recall);
@@ -90,7 +91,7 @@ TEST_F(ResumeTest, FromACommittedStateTheRestIsTheSame) {
 TEST_F(ResumeTest, AStateThatHasSeenTokensThatNobodyReceivedIsNotUsed) {
   ServerTestGroup group(model_, 1, WithCache(8));
   group.Start();
-  const v1::GenerateRequest request = Bounded(SomeTokens(30, 9), 40);
+  const v1::GenerateRequest request = Bounded(SomeTokens(20, 9), 40);
   const Generated whole = group.Generate(request);
   Flush(group, 1);
   ExpectTheRest(group.Generate(Resumed(request, whole, 2)), whole, 2);
@@ -100,7 +101,7 @@ TEST_F(ResumeTest, AStateThatHasSeenTokensThatNobodyReceivedIsNotUsed) {
 TEST_F(ResumeTest, AnotherTextIsNotRestoredFrom) {
   ServerTestGroup group(model_, 1, WithCache(8));
   group.Start();
-  const v1::GenerateRequest request = Bounded(SomeTokens(30, 9), 40);
+  const v1::GenerateRequest request = Bounded(SomeTokens(20, 9), 40);
   const Generated whole = group.Generate(request);
   Flush(group, 1);
   v1::GenerateRequest other = Resumed(request, whole, 40);
@@ -122,8 +123,7 @@ TEST_F(ResumeTest, BadResumesNameTheField) {
   for (int i = 0; i < 3; ++i) request.mutable_resume()->add_received_tokens(1);
   request.mutable_resume()->set_received_tokens(0, 1);
   request.mutable_resume()->set_from_token(4);
-  EXPECT_THAT(std::string(group.Generate(request).status.message()),
-              HasSubstr("max_new_tokens 3"));
+  EXPECT_THAT(std::string(group.Generate(request).status.message()), HasSubstr("max_new_tokens 3"));
 }
 
 }  // namespace
