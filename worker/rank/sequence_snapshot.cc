@@ -43,7 +43,8 @@ absl::Status CheckSlots(const SlotSnapshot& slots, int64_t used, int64_t residen
 
 bool SequenceCache::CanSnapshot() const {
   const bool between_plans = queries_since_plan_ > 0 && (budget_.uses_scores || recall_ != nullptr);
-  return prompt_done_ && broken_.ok() && !between_plans &&
+  // What pivotal counts will lose again is not in a snapshot.
+  return prompt_done_ && broken_.ok() && !between_plans && history_ == nullptr &&
          host_pages_.first_unbacked() == std::numeric_limits<int64_t>::max();
 }
 
@@ -85,15 +86,26 @@ absl::Status SequenceCache::CheckSnapshot(const SequenceSnapshot& snapshot) cons
   if (snapshot.recall.has_value() != (recall_ != nullptr)) {
     return BadSnapshot("recall", snapshot.recall.has_value() ? 1 : 0, recall_ != nullptr ? 1 : 0);
   }
-  const SlotSnapshot& first = snapshot.slots.front();
-  const auto used = static_cast<int64_t>(first.positions.size());
-  if (budget_.bounded_decode && used > planned_capacity_) {
-    return BadSnapshot("slots of a set", used, planned_capacity_);
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+    const size_t index = static_cast<size_t>(layer) * sets_.own_sets;
+    HW_RETURN_IF_ERROR(CheckLayer(
+        layer, std::span(snapshot.slots).subspan(index, static_cast<size_t>(sets_.own_sets)),
+        snapshot.tokens_seen));
   }
-  const int64_t resident =
-      used - std::count(first.positions.begin(), first.positions.end(), kNoPosition);
-  for (const SlotSnapshot& slots : snapshot.slots) {
-    HW_RETURN_IF_ERROR(CheckSlots(slots, used, resident, snapshot.tokens_seen));
+  return absl::OkStatus();
+}
+
+// Sets of a layer have the same counts.
+absl::Status SequenceCache::CheckLayer(int layer, std::span<const SlotSnapshot> sets,
+                                       int64_t tokens_seen) const {
+  const std::vector<Position>& first = sets.front().positions;
+  const auto used = static_cast<int64_t>(first.size());
+  if (budget_.bounded_decode && used > planned_capacities_[static_cast<size_t>(layer)]) {
+    return BadSnapshot("slots of a set", used, planned_capacities_[static_cast<size_t>(layer)]);
+  }
+  const int64_t resident = used - std::count(first.begin(), first.end(), kNoPosition);
+  for (const SlotSnapshot& slots : sets) {
+    HW_RETURN_IF_ERROR(CheckSlots(slots, used, resident, tokens_seen));
   }
   return absl::OkStatus();
 }
@@ -124,8 +136,8 @@ absl::Status SequenceCache::Restore(const SequenceSnapshot& snapshot, int64_t kn
 absl::Status SequenceCache::RestoreLayer(int layer, std::span<const SlotSnapshot> sets) {
   const auto used = static_cast<int64_t>(sets.front().positions.size());
   const int64_t page = rank_.shape.page_tokens;
-  const int64_t capacity =
-      budget_.bounded_decode ? planned_capacity_ : (used + page - 1) / page * page;
+  const int64_t capacity = budget_.bounded_decode ? planned_capacities_[static_cast<size_t>(layer)]
+                                                  : (used + page - 1) / page * page;
   HW_ASSIGN_OR_RETURN(LayerStorage storage, LayerStorage::Create(rank_.shape, sets_.own_sets,
                                                                  capacity, memory_, stream_));
   const std::vector<const std::byte*> pages = host_pages_.AllPages(layer);

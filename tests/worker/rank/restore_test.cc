@@ -68,9 +68,9 @@ class RestoreCase {
       tiers_.push_back(std::make_unique<KeepingTier>());
       options_.tiers.push_back(tiers_.back().get());
     }
-    const Policy policies[] = {Policy::kSnapKvH2o, Policy::kH2o, Policy::kStreaming,
-                               Policy::kSnapKv, Policy::kFull};
-    const Policy policy = policies[random_() % 5];
+    const Policy policies[] = {Policy::kSnapKvH2o, Policy::kH2o,  Policy::kStreaming,
+                               Policy::kSnapKv,    Policy::kFull, Policy::kPyramidKv};
+    const Policy policy = policies[random_() % 6];
     const Scope scope = random_() % 2 == 0 ? Scope::kLayer : Scope::kKvHead;
     sequence_ = TestSequence(policy, scope, Pick(random_, {6, 20}), Pick(random_, {3, 12}),
                              Pick(random_, {9, 40, 75}), 96);

@@ -38,8 +38,8 @@ class DecodeAttention {
   void PrepareScratch(const KvShape& shape, const AttendParams& params);
   void AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit, int64_t block);
   static std::vector<double> BlockFactors(std::span<const BlockResult> blocks, int row);
-  static std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
-                                   std::span<const BlockResult> blocks);
+  std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
+                            std::span<const BlockResult> blocks);
   void AddGains(const Unit& unit, const std::vector<double>& factors);
   void FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit);
   void Recall(const KvShape& shape, const AttendParams& params, Unit& leader,
