@@ -13,6 +13,7 @@ namespace {
 
 // Several heartbeats may be lost before a lease ends.
 constexpr int kHeartbeatsPerLease = 5;
+constexpr size_t kMaxReplaced = 256;
 
 }  // namespace
 
@@ -38,6 +39,15 @@ bool Group::AnyIsLive(absl::Time now) const {
 
 bool Group::Join(Ticket ticket, const v1::JoinRequest& request, absl::Time now, Epoch epoch,
                  JoinDone done, DeferredCalls& deferred) {
+  if (std::find(replaced_.begin(), replaced_.end(), request.instance()) != replaced_.end()) {
+    Answer(
+        std::move(done),
+        absl::FailedPreconditionError(absl::StrCat("rank ", request.rank(), " of group \"", name_,
+                                                   "\" is another process by now, this one (\"",
+                                                   request.instance(), "\") was replaced")),
+        deferred);
+    return false;
+  }
   // A stray process must not end a group that works, nor one that forms again: while
   // members live, what they have in common is what the group's name stands for.
   if (const absl::Status agreement = AgreesWithMembers(request, now); !agreement.ok()) {
@@ -100,9 +110,18 @@ void Group::Form(Epoch epoch, absl::Time now, DeferredCalls& deferred) {
                      same && before->second.direct, same ? before->second.since : epoch};
   }
   members_ = std::move(members);
+  for (const auto& [rank, joining] : joining_) NoteInstance(rank, joining.request.instance());
   const v1::JoinResponse response = Response();
   for (auto& [rank, joining] : joining_) Answer(std::move(joining.done), response, deferred);
   joining_.clear();
+}
+
+// A process that stood still and was replaced must not take its place back when it wakes.
+void Group::NoteInstance(int rank, const std::string& instance) {
+  std::string& last = instances_[rank];
+  if (!last.empty() && last != instance) replaced_.push_back(last);
+  if (replaced_.size() > kMaxReplaced) replaced_.pop_front();
+  last = instance;
 }
 
 void Group::Dissolve(const std::string& why, DeferredCalls& deferred) {

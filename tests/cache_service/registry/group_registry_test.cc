@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/cache_service/registry/fake_clock.h"
+#include "tests/cache_service/registry/group_fixture.h"
 #include "tests/cache_service/registry/requests.h"
 
 namespace heavywater {
@@ -18,76 +18,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// The answer of one Join or Wait, once it has come.
-template <typename T>
-struct Pending {
-  Ticket ticket = 0;
-  int answers = 0;
-  absl::StatusOr<T> result = absl::UnknownError("no answer yet");
-
-  bool ok() const { return answers == 1 && result.ok(); }
-  absl::StatusCode code() const { return result.status().code(); }
-  std::string message() const { return std::string(result.status().message()); }
-};
-using PendingJoin = std::shared_ptr<Pending<v1::JoinResponse>>;
-using PendingWait = std::shared_ptr<Pending<std::string>>;
-
-class GroupRegistryTest : public ::testing::Test {
- protected:
-  PendingJoin Join(const v1::JoinRequest& request) {
-    auto pending = std::make_shared<Pending<v1::JoinResponse>>();
-    pending->ticket = groups_.NewTicket();
-    groups_.Join(pending->ticket, request, [pending](absl::StatusOr<v1::JoinResponse> result) {
-      ++pending->answers;
-      pending->result = std::move(result);
-    });
-    return pending;
-  }
-  PendingWait Wait(const std::string& key, Epoch epoch) {
-    auto pending = std::make_shared<Pending<std::string>>();
-    pending->ticket = groups_.NewTicket();
-    v1::WaitRequest request;
-    request.set_group("group");
-    request.set_epoch(epoch);
-    request.set_key(key);
-    request.set_timeout_ms(1000);
-    groups_.Wait(pending->ticket, request, [pending](absl::StatusOr<std::string> result) {
-      ++pending->answers;
-      pending->result = std::move(result);
-    });
-    return pending;
-  }
-  absl::Status Put(const std::string& key, const std::string& value, Epoch epoch) {
-    v1::PutRequest request;
-    request.set_group("group");
-    request.set_epoch(epoch);
-    request.set_key(key);
-    request.set_value(value);
-    return groups_.Put(request);
-  }
-  absl::Status Leave(int rank, Epoch epoch) {
-    v1::LeaveRequest request;
-    request.set_group("group");
-    request.set_rank(rank);
-    request.set_epoch(epoch);
-    return groups_.Leave(request);
-  }
-  // All ranks join; the epoch.
-  Epoch Form(int size) {
-    std::vector<PendingJoin> joins;
-    for (int rank = 0; rank < size; ++rank) joins.push_back(Join(TestJoin(rank, size)));
-    for (const PendingJoin& join : joins) EXPECT_TRUE(join->ok()) << join->message();
-    return joins[0]->result->epoch();
-  }
-  void Pass(absl::Duration duration) {
-    clock_.Advance(duration);
-    groups_.Tick();
-  }
-
-  FakeClock clock_;
-  GroupRegistry groups_{RegistryOptions{.max_groups = 2}, clock_};
-};
 
 TEST_F(GroupRegistryTest, JoinAnswersWhenTheLastRankIsThereWithAllAddresses) {
   const PendingJoin second = Join(TestJoin(1, 3));
@@ -175,64 +105,6 @@ TEST_F(GroupRegistryTest, AStrayProcessWithAnotherConfigurationDoesNotEndAGroupT
   peer.set_config_digest("other");
   ASSERT_TRUE(Join(peer)->ok());
   EXPECT_TRUE(now->ok());
-}
-
-TEST_F(GroupRegistryTest, ARankThatHasLostItsPeersEndsTheFormationAndWaitsForThem) {
-  const Epoch epoch = Form(3);
-  v1::JoinRequest again = TestJoin(0, 3);
-  again.set_failed_epoch(epoch);
-  const PendingJoin first = Join(again);
-  EXPECT_EQ(first->answers, 0);
-  EXPECT_TRUE(absl::IsAborted(groups_.Renew("group", 1, epoch)));
-  again = TestJoin(1, 3);
-  again.set_failed_epoch(epoch);
-  const PendingJoin second = Join(again);
-  v1::JoinRequest replacement = TestJoin(2, 3);
-  replacement.set_instance("another process");
-  const PendingJoin third = Join(replacement);
-  ASSERT_TRUE(first->ok() && second->ok() && third->ok());
-  EXPECT_EQ(first->result->epoch(), epoch + 1);
-}
-
-TEST_F(GroupRegistryTest, ARankThatLostAnEarlierFormationGetsTheCurrentOne) {
-  const Epoch epoch = Form(2);
-  v1::JoinRequest again = TestJoin(0, 2);
-  again.set_failed_epoch(epoch - 1);
-  const PendingJoin join = Join(again);
-  ASSERT_TRUE(join->ok());
-  EXPECT_EQ(join->result->epoch(), epoch);
-}
-
-TEST_F(GroupRegistryTest, AnotherSizeIsRefusedNamingBothWhileMembersWaitForAMissingRank) {
-  const Epoch epoch = Form(2);
-  v1::JoinRequest again = TestJoin(0, 2);
-  again.set_failed_epoch(epoch);
-  const PendingJoin waiting = Join(again);
-  for (const int rank : {0, 1, 2}) {
-    v1::JoinRequest stray = TestJoin(rank, 3);
-    stray.set_instance("stray");
-    const PendingJoin refused = Join(stray);
-    EXPECT_EQ(refused->code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(refused->message(), AllOf(HasSubstr("size"), HasSubstr("3"), HasSubstr("2")));
-  }
-  EXPECT_EQ(waiting->answers, 0);
-}
-
-TEST_F(GroupRegistryTest, AMemberThatWaitsForTheOthersStaysOne) {
-  const Epoch epoch = Form(2);
-  ASSERT_TRUE(groups_.SetDirect("group", 0, epoch).ok());
-  v1::JoinRequest again = TestJoin(0, 2);
-  again.set_failed_epoch(epoch);
-  again.set_timeout_ms(60'000);
-  const PendingJoin waiting = Join(again);
-  for (int second = 0; second < 20; ++second) Pass(absl::Seconds(1));
-  v1::JoinRequest replacement = TestJoin(1, 2);
-  replacement.set_instance("another process");
-  Join(replacement);
-  ASSERT_TRUE(waiting->ok());
-  EXPECT_TRUE(groups_.IsDirect("group", 0));
-  EXPECT_EQ(groups_.MemberSince("group", 0), epoch);
-  EXPECT_EQ(groups_.MemberSince("group", 1), epoch + 1);
 }
 
 TEST_F(GroupRegistryTest, ADeadRanksLeaseEndsAndDissolvesTheFormation) {
