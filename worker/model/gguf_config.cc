@@ -110,8 +110,12 @@ class Reader {
 
   // Llama 3's scaling is a tensor in GGUF, rope_freqs.weight (llama_weights.cc).
   absl::Status ReadScaling() {
-    if (!Has("rope.scaling.type")) return absl::OkStatus();
     RopeScaling& scaling = config_.rope_scaling;
+    if (Has("rope.scale_linear")) {  // as old files say it
+      HW_ASSIGN_OR_RETURN(scaling.factor, Positive("rope.scale_linear"));
+      if (scaling.factor != 1) scaling.kind = RopeScaling::Kind::kLinear;
+    }
+    if (!Has("rope.scaling.type")) return absl::OkStatus();
     HW_ASSIGN_OR_RETURN(const auto name, file_.GetString(Name("rope.scaling.type")));
     HW_ASSIGN_OR_RETURN(scaling.kind, ParseRopeScaling(Name("rope.scaling.type"), name));
     if (scaling.kind == RopeScaling::Kind::kNone) return absl::OkStatus();

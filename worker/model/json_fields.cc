@@ -20,6 +20,27 @@ std::string Shown(const Json& value) {
   return text;
 }
 
+// Whether brackets are nested no deeper than any real file's: what walks over values
+// later does so recursively.
+bool IsShallow(std::string_view text) {
+  constexpr int kMaxDepth = 100;
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string && c == '\\') {
+      ++i;  // whatever is escaped
+    } else if (c == '"') {
+      in_string = !in_string;
+    } else if (!in_string && (c == '[' || c == '{')) {
+      if (++depth > kMaxDepth) return false;
+    } else if (!in_string && (c == ']' || c == '}')) {
+      --depth;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 const Json* JsonFields::Find(std::string_view field) const {
@@ -85,6 +106,7 @@ absl::StatusOr<std::string> JsonFields::TextOr(std::string_view field,
 }
 
 absl::StatusOr<Json> ParseJsonObject(std::string_view text) {
+  if (!IsShallow(text)) return absl::InvalidArgumentError("it nests deeper than 100 levels");
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return absl::InvalidArgumentError("it is not one JSON object");
   return json;

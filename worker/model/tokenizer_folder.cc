@@ -28,9 +28,10 @@ absl::StatusOr<Json> ReadIfThere(const std::string& path) {
 
 // A token's text: a string, or an object that has it as `content`; empty when missing.
 std::string TokenText(const Json& config, const char* field) {
-  const Json value = config.value(field, Json());
-  if (value.is_string()) return value.get<std::string>();
-  const Json* content = JsonFields(value).Find("content");
+  const Json* value = JsonFields(config).Find(field);
+  if (value == nullptr) return "";
+  if (value->is_string()) return value->get<std::string>();
+  const Json* content = JsonFields(*value).Find("content");
   return content != nullptr && content->is_string() ? content->get<std::string>() : "";
 }
 

@@ -260,11 +260,11 @@ class Parser {
   absl::Status ReadPostProcessor() {
     for (const Json& part : PartsOf(fields_.Find("post_processor"), "processors")) {
       if (TypeOf(part) == "ByteLevel") continue;  // offsets only
-      const Json single = part.value("single", Json());
-      if (TypeOf(part) != "TemplateProcessing" || !single.is_array()) {
+      const Json* single = JsonFields(part).Find("single");
+      if (TypeOf(part) != "TemplateProcessing" || single == nullptr || !single->is_array()) {
         return Unsupported("post_processor", part, "TemplateProcessing, ByteLevel or none");
       }
-      HW_RETURN_IF_ERROR(ReadTemplate(single));
+      HW_RETURN_IF_ERROR(ReadTemplate(*single));
     }
     return absl::OkStatus();
   }

@@ -74,6 +74,13 @@ def test_documents_share_no_sentence_and_the_set_is_the_same_every_time() -> Non
     assert [one.answer for one in questions()[1]] == [one.answer for one in made]
 
 
+def test_a_name_that_can_be_guessed_is_not_asked_for() -> None:
+    heroine = story().replace("Edith", "Anna").replace("Fedor", "Anna")
+    made = make_questions(WordModel(), heroine, 2, 4, 600)  # type: ignore[arg-type]
+    assert made
+    assert all(one.answer != "Anna" for one in made)
+
+
 def test_a_text_that_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match=r"the text has \d documents of 600 tokens, want 9"):
         make_questions(WordModel(), story(), 9, 1, 600)  # type: ignore[arg-type]

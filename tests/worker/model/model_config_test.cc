@@ -62,6 +62,15 @@ TEST(ModelConfigTest, ServesNoMorePositionsThanASlidingWindowHas) {
   EXPECT_EQ(context(model.Writer().Field("llama.attention.sliding_window", uint32_t{400})), 64);
 }
 
+TEST(ModelConfigTest, ReadsRopeScalingAlsoAsOldFilesSayIt) {
+  const TinyLlama model({}, 1);
+  const auto config =
+      ReadModelConfig(**OpenGguf(model.Writer().Field("llama.rope.scale_linear", 4.0f).Finish()));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(config->rope_scaling.factor, 4);
+}
+
 TEST(ModelFingerprintTest, DiffersWhenAFieldOrATensorDiffers) {
   const TinyLlama model({.layers = 1}, 1);
   const auto fingerprint = [](const std::string& bytes) {

@@ -161,9 +161,41 @@ TEST(TokenizerFolderTest, NamesWhatItCannotDo) {
               HasSubstr("'added_tokens.lstrip'"));
   EXPECT_THAT(message("llama2", "/post_processor", {{"type", "BertProcessing"}}),
               HasSubstr("'post_processor' is"));
+  EXPECT_THAT(message("llama2", "/post_processor", 3), HasSubstr("'post_processor' is 3"));
   EXPECT_THAT(message("llama2", "/model/vocab", Json::object()), HasSubstr("'model.vocab'"));
   EXPECT_THAT(message("llama2", "/model/vocab/x", -1), HasSubstr("the id of token 'x'"));
   EXPECT_THAT(message("llama2", "/model/unk_token", "nowhere"), HasSubstr("'nowhere'"));
+}
+
+// Every value (of the vocabulary a few) replaced by one of another kind: a spec or an error
+// with a message, never an exception.
+TEST(TokenizerFolderTest, SurvivesValuesOfAnyKind) {
+  for (const std::string name : {"llama-bpe", "mistral", "llama2"}) {
+    const Json& whole = Families()[name]["tokenizer"];
+    int of_vocabulary = 0;
+    std::vector<std::string> pointers;
+    const Json flat = whole.flatten();
+    for (const auto& [pointer, value] : flat.items()) {
+      const bool many =
+          pointer.starts_with("/model/vocab/") || pointer.starts_with("/model/merges/");
+      if (many && ++of_vocabulary % 200 != 0) continue;
+      // The value itself and all that holds it.
+      for (std::string at = pointer; !at.empty(); at.resize(at.rfind('/'))) pointers.push_back(at);
+    }
+    for (const std::string& pointer : pointers) {
+      for (const Json& value : {Json(), Json(3), Json(-1), Json("x"), Json::array({1}), Json(true),
+                                Json::object({{"type", 1}})}) {
+        Json json = whole;
+        json[Json::json_pointer(pointer)] = value;
+        const auto spec = ParseTokenizerJson(json);
+        if (!spec.ok()) {
+          EXPECT_FALSE(spec.status().message().empty());
+          continue;
+        }
+        (void)Tokenizer::Create(*spec);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -97,5 +97,22 @@ TEST(TransformersConfigTest, NamesValuesThatCannotBe) {
               HasSubstr("the factor of 'rope_scaling' is 0.5"));
 }
 
+TEST(TransformersConfigTest, SurvivesValuesOfAnyKind) {
+  const Json whole =
+      Config({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2.0}, {"beta_fast", 32}}},
+              {"sliding_window", 7},
+              {"tie_word_embeddings", true}});
+  const Json flat = whole.flatten();
+  for (const auto& [pointer, old] : flat.items()) {
+    for (const Json& value : {Json(), Json(3), Json(-1), Json(1e300), Json("x"), Json::array({1}),
+                              Json(true), Json::object({{"type", 1}}), Json(UINT64_MAX)}) {
+      Json json = whole;
+      json[Json::json_pointer(pointer)] = value;
+      const auto config = ParseTransformersConfig(json, true);
+      EXPECT_EQ(config.ok(), config.status().message().empty()) << pointer;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace heavywater

@@ -53,8 +53,8 @@ TestGroupOptions Group(int world_size, int max_step_tokens = 64) {
 using Sets = std::vector<std::vector<Ledger>>;  // [layer][set]
 
 // The sets after the prompt and after each step. From step `other_from` on, other tokens.
-std::vector<Sets> Run(const Method& method, const TestGroupOptions& group_options,
-                      int other_from = kSteps) {
+std::vector<Sets> RunMethod(const Method& method, const TestGroupOptions& group_options,
+                            int other_from = kSteps) {
   TestGroup group(group_options);
   EXPECT_TRUE(group.OpenAndRunPrompt(1, OptionsOf(method), TestTokens(0, kPrompt)).ok());
   std::vector<Sets> result;
@@ -70,21 +70,21 @@ std::vector<Sets> Run(const Method& method, const TestGroupOptions& group_option
 
 TEST(DecisionsTest, AChunkedPromptDecidesAsTheWholeOne) {
   for (const Method& method : AllMethods()) {
-    EXPECT_EQ(Run(method, Group(1, 7)), Run(method, Group(1, 64))) << NameOf(method);
+    EXPECT_EQ(RunMethod(method, Group(1, 7)), RunMethod(method, Group(1, 64))) << NameOf(method);
   }
 }
 
 TEST(DecisionsTest, ThreeRanksDecideAsOne) {
   for (const Method& method : AllMethods()) {
-    EXPECT_EQ(Run(method, Group(3)), Run(method, Group(1))) << NameOf(method);
+    EXPECT_EQ(RunMethod(method, Group(3)), RunMethod(method, Group(1))) << NameOf(method);
   }
 }
 
 TEST(DecisionsTest, LaterTokensNeverChangeAnEarlierDecision) {
   constexpr int kOtherFrom = 8;
   for (const Method& method : AllMethods()) {
-    const std::vector<Sets> one = Run(method, Group(1));
-    const std::vector<Sets> other = Run(method, Group(1), kOtherFrom);
+    const std::vector<Sets> one = RunMethod(method, Group(1));
+    const std::vector<Sets> other = RunMethod(method, Group(1), kOtherFrom);
     for (int step = 0; step <= kOtherFrom; ++step) {
       EXPECT_EQ(one[step], other[step]) << NameOf(method) << " after step " << step;
     }

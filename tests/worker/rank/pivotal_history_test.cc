@@ -37,7 +37,7 @@ TEST(PivotalHistoryTest, ThePromptsCountFadesOverTheWindow) {
   PivotalHistory history(1, 1, /*window=*/8);
   EXPECT_EQ(Plan(history, 2, {1, 2}, {0, 1}, {40, 0}), (std::vector<double>{30, 1}));
   EXPECT_EQ(Plan(history, 2, {1, 2}, {0, 0}, {30, 1}), (std::vector<double>{20, 1}));
-  EXPECT_EQ(Plan(history, 5, {1, 2}, {1, 0}, {20, 1}), (std::vector<double>{1, 0}));
+  EXPECT_EQ(Plan(history, 5, {1, 2}, {1, 0}, {20, 1}), (std::vector<double>{1, 1}));
 }
 
 TEST(PivotalHistoryTest, APositionIsKnownWhicheverSlotItHasAndForgottenOnceItIsGone) {

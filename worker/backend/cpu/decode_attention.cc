@@ -70,6 +70,17 @@ struct DecodeAttention::Unit {
   }
 };
 
+// One block of a unit.
+struct DecodeAttention::Task {
+  Unit* unit = nullptr;
+  int64_t block = 0;
+};
+
+const std::byte* DecodeAttention::FirstKey(const KvShape& shape, const Task& task) {
+  return RowsOfKvHead(shape, task.unit->item->layer, task.unit->kv_head)
+      .Key(task.block * kSlotBlock);
+}
+
 DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
     : kernels_(DecodeKernelsOf(target)),
       pool_(pool),
@@ -150,18 +161,16 @@ void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
   if (params.items.empty()) return;
   std::vector<Unit> units = MakeUnits(shape, params);
   PrepareScratch(shape, params);
-  struct Task {
-    Unit* unit;
-    int64_t block;
-  };
   std::vector<Task> tasks;
   for (Unit& unit : units) {
     for (int64_t block = 0; block < unit.num_blocks; ++block) tasks.push_back({&unit, block});
   }
   pool_.Run(static_cast<int64_t>(tasks.size()), [&](int64_t index, int thread) {
     auto [unit, block] = tasks[index];
+    // What this thread probably does next, if all take equally long.
+    const auto next = static_cast<size_t>(index + pool_.num_threads());
     StartBlock(shape, params, *unit);
-    AttendBlock(shape, params, *unit, block);
+    AttendBlock(shape, params, tasks[index], next < tasks.size() ? &tasks[next] : nullptr);
     if (!FinishBlock(*unit)) return;
     if (unit->item->recall == nullptr) {
       FinishUnit(shape, params, *unit);
@@ -221,8 +230,10 @@ void DecodeAttention::Release(Unit& unit) {
   free_.push_back(*std::exchange(unit.scratch, std::nullopt));
 }
 
-void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit,
-                                  int64_t block) {
+void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& params,
+                                  const Task& task, const Task* next) {
+  auto [unit_of_task, block] = task;
+  Unit& unit = *unit_of_task;
   const LayerView& layer = unit.item->layer;
   Scratch& scratch = *unit.scratch;
   const int64_t first = block * kSlotBlock;
@@ -243,7 +254,7 @@ void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& para
       .positions = layer.positions.device_address() +
                    SetOfKvHead(layer, unit.kv_head) * layer.capacity + first,
       .count = static_cast<int>(std::min<int64_t>(layer.used - first, kSlotBlock)),
-      .next_keys = rows.Key(first + kSlotBlock)};
+      .next_keys = next == nullptr ? nullptr : FirstKey(shape, *next)};
   kernels_.attend_block(slots, scratch.rows, result);
 }
 

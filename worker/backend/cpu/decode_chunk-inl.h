@@ -45,13 +45,28 @@ HWY_INLINE void PrefetchToL2(const void* address) {
   __builtin_prefetch(address, /*rw=*/0, /*locality=*/2);
 }
 
-// `at` is about to be read. Fetches the same of a row soon to come into L1, and the line
-// `ahead` bytes off into L2: the two take turns at the few buffers between L1 and L2, which
-// would else be full of what memory owes when the arithmetic needs a line of L2.
-template <typename T>
-HWY_INLINE void FetchAhead(const T* at, int64_t row, ptrdiff_t ahead) {
-  __builtin_prefetch(at + kRowsAhead * row, /*rw=*/0, /*locality=*/3);
-  PrefetchToL2(reinterpret_cast<const std::byte*>(at) + ahead);
+// Elements `index` .. `index` + kCount of a row, at `at`, are about to be read. Fetches the
+// same of a row soon to come into L1, and the line `ahead` bytes off into L2: the two take
+// turns at the few buffers between L1 and L2, which would else be full of what memory owes
+// when the arithmetic needs a line of L2. Where several passes share a line, the first
+// fetches near rows, and each the far rows of some of the `turn`s, evenly over time.
+template <int kCount, typename T>
+HWY_INLINE void FetchAhead(const T* at, int index, int turn, int64_t row, ptrdiff_t ahead) {
+  constexpr int kInLine = 64 / sizeof(T);
+  constexpr int kPasses = HWY_MAX(kInLine / kCount, 1);
+  const int pass = index / kCount % kPasses;
+  for (int i = 0; i < kCount; i += kInLine) {
+    if (pass == 0) __builtin_prefetch(at + i + kRowsAhead * row, /*rw=*/0, /*locality=*/3);
+    if (turn % kPasses != pass) continue;
+    PrefetchToL2(reinterpret_cast<const std::byte*>(at + i) + ahead);
+  }
+}
+
+// What will soon be written: scratch that may have left the caches since.
+HWY_INLINE void FetchRow(const float* row, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / sizeof(float)) {
+    __builtin_prefetch(row + i, /*rw=*/1, /*locality=*/3);
+  }
 }
 
 // Whether the chunk is whole and all of its slots have positions from 0 to `last`.

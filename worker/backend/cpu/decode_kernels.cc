@@ -9,13 +9,13 @@
 #define HWY_TARGET_INCLUDE "worker/backend/cpu/decode_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // Must come after foreach_target.h.
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
 // Highway insists on compiling the compiler's baseline too; it has no kernels.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
 #include "worker/backend/cpu/decode_logits-inl.h"
 #include "worker/backend/cpu/decode_values-inl.h"
+#include "worker/backend/cpu/exp-inl.h"
 #include "worker/backend/cpu/fixed_point-inl.h"
 #include "worker/backend/cpu/kv_load-inl.h"
 HWY_BEFORE_NAMESPACE();
@@ -81,8 +81,8 @@ double ExpAndSum(float maximum, int count, float* weights, Fetches& fetches) {
   for (int first = 0; first < count; first += kSummed) {
     VF sum = hn::Zero(kFloats);
     for (int slot = first; slot < HWY_MIN(first + kSummed, count); slot += kLanes) {
-      // A row without any visible slot has NaN here, and Exp() of that is 0.
-      const VF weight = hn::Exp(kFloats, hn::Sub(hn::LoadU(kFloats, weights + slot), shift));
+      // A row without any visible slot has NaN here: 0.
+      const VF weight = ExpOfLogit(kFloats, hn::Sub(hn::LoadU(kFloats, weights + slot), shift));
       hn::StoreU(weight, kFloats, weights + slot);
       sum = hn::Add(sum, weight);
       fetches.Next(kLanes / 8);
@@ -134,6 +134,7 @@ void AttendBlockOf(const SlotBlock& block, const QueryRows& rows, BlockResult& r
   const Schedule<T> schedule(block);
   VF maximum[kMaxQueryRows];
   for (VF& row : maximum) row = hn::Set(kFloats, -std::numeric_limits<float>::infinity());
+  FetchRow(result.out, rows.num_rows * PaddedRow(block.head_dim));
   const auto [first_seeing, last_seeing] =
       std::minmax_element(rows.positions, rows.positions + rows.num_rows);
   for (int chunk = 0; chunk < schedule.num_chunks(); ++chunk) {

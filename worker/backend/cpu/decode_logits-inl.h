@@ -70,7 +70,7 @@ HWY_INLINE void Multiply(const T* const* keys, ptrdiff_t ahead, const float* que
   int i = 0;
   for (; i + 2 * kLanes <= head_dim; i += 2 * kLanes) {
     for (int k = 0; k < kKeys; ++k) {
-      FetchAhead(keys[k] + i, head_dim, ahead);
+      FetchAhead<2 * kLanes>(keys[k] + i, i, k, head_dim, ahead);
       LoadKvPair(kFloats, keys[k] + i, first[k], second[k]);
     }
     add(i, first);
@@ -172,6 +172,9 @@ HWY_INLINE void ChunkLogits(const SlotBlock& block, ptrdiff_t ahead, bool masked
                             const QueryRows& rows, int first_row, int first, BlockResult& result,
                             VF* maximum) {
   HWY_ALIGN float sums[kRows][kChunk];
+  for (int r = 0; r < kRows; ++r) {
+    FetchRow(result.weights + (first_row + r) * result.weights_stride + first, kChunk);
+  }
   ChunkSums<kRows, T>(block, ahead, rows.queries + first_row * PaddedRow(block.head_dim), first,
                       sums);
   if (masked) MaskSums<kRows>(block, rows, first_row, first, sums);

@@ -53,7 +53,7 @@ HWY_INLINE const Visits& VisitsOf(const SlotBlock& block, int first, Position la
 // vectors in LoadKvPair()'s order. Of each value, the line at `ahead` bytes from what is
 // read is fetched.
 template <int kRows, int kVectors, bool kHalf, typename T>
-HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, ptrdiff_t ahead,
+HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, int column, ptrdiff_t ahead,
                             const Visits& visits, const float* weights, int64_t weights_stride,
                             float* out, int64_t out_stride) {
   VF acc[kRows][kVectors];
@@ -62,11 +62,11 @@ HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, ptrdiff_t ahe
       acc[r][c] = hn::LoadU(kFloats, out + r * out_stride + c * kLanes);
     }
   }
-  const auto add = [&](const T* from, const float* of_slot) HWY_ATTR {
+  const auto add = [&](int turn, const T* from, const float* of_slot) HWY_ATTR {
     VF value[kVectors];
     if constexpr (kVectors % 2 == 0) {
       for (int c = 0; c < kVectors; c += 2) {
-        FetchAhead(from + c * kLanes, value_stride, ahead);
+        FetchAhead<2 * kLanes>(from + c * kLanes, column + c * kLanes, turn, value_stride, ahead);
         LoadKvPair(kFloats, from + c * kLanes, value[c], value[c + 1]);
       }
     } else {
@@ -81,12 +81,12 @@ HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, ptrdiff_t ahe
   if (visits.count == kChunk) {
     for (int i = 0; i < kRun; ++i, values += value_stride, ++weights) {
       for (int run = 0; run < kRuns; ++run) {
-        add(values + run * kRun * value_stride, weights + run * kRun);
+        add(run, values + run * kRun * value_stride, weights + run * kRun);
       }
     }
   } else {
     for (int i = 0; i < visits.count; ++i) {
-      add(values + visits.slots[i] * value_stride, weights + visits.slots[i]);
+      add(i, values + visits.slots[i] * value_stride, weights + visits.slots[i]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
@@ -108,9 +108,9 @@ void AddChunk(const SlotBlock& block, ptrdiff_t ahead, int first, const Visits& 
     const float* weights = result.weights + first_row * result.weights_stride + first;
     float* out = result.out + first_row * out_stride;
     const auto add = [&](auto vectors, auto half, int column) HWY_ATTR {
-      AddValues<rows(), vectors(), half()>(values + column * kLanes, stride, ahead, visits, weights,
-                                           result.weights_stride, out + column * kLanes,
-                                           out_stride);
+      AddValues<rows(), vectors(), half()>(values + column * kLanes, stride, column * kLanes, ahead,
+                                           visits, weights, result.weights_stride,
+                                           out + column * kLanes, out_stride);
     };
     int column = 0;
     for (; column + kValueVectors <= whole; column += kValueVectors) {

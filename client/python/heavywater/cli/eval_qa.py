@@ -32,7 +32,7 @@ def qa(
     scopes: Annotated[str, typer.Option(help="kv_head, layer or both.")] = "kv_head",
     budgets: Annotated[str, typer.Option(help="Fractions of the prompt; recall: of the full cache's bytes.")] = "0.2",
     documents: Annotated[int, typer.Option(min=1, help="Texts.")] = 30,
-    per_document: Annotated[int, typer.Option(min=1, help="Questions about each, at most.")] = 4,
+    per_document: Annotated[int, typer.Option(min=1, help="Questions about each, at most.")] = 5,
     tokens: Annotated[int, typer.Option(min=400, help="Of each text, about.")] = 1500,
     text: Annotated[
         Path | None, typer.Option(help="A text file [Northanger Abbey, of Debian's r-cran-janeaustenr].")

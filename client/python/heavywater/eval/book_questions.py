@@ -1,13 +1,14 @@
 """Questions about long texts, made from a novel: which name stands at this place?
 
-A document is some 1500 tokens of whole sentences in order. A question quotes a sentence of
-it up to a name and asks how the sentence goes on; the answer is the name, which the
-document alone can tell. Made by rule, so that anybody gets the same set:
+A document is some 1500 tokens of whole sentences in order. A question asks to continue a
+sentence of it, which is given up to a name; the answer is the name, which the document
+alone can tell. Made by rule, so that anybody gets the same set:
 
 1. Split the text into sentences; cut documents one after the other, so that no two share a
    sentence.
 2. A name is a capitalised word of three letters or more that never occurs in lower case in
-   the whole text, and does not begin a sentence.
+   the whole text, and does not begin a sentence; and not one that is more than `COMMON` of
+   all names in it: the heroine's can be guessed.
 3. A question is a sentence with a name after its eighth word whose words before the name
    occur once in the document. Not from the last `TAIL` tokens: those a policy keeps
    as recent, whatever it does.
@@ -18,6 +19,7 @@ document alone can tell. Made by rule, so that anybody gets the same set:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,8 +28,12 @@ from heavywater.model import Model
 from heavywater.question import split_chat
 
 TAIL = 200  # tokens
+COMMON = 0.15
 _MIN_WORDS = 8  # of a quotation
 _QUOTED_WORDS = 14  # its last ones, at most
+# The quotation stands in the answer alone: after one in the question a model would copy
+# what follows it there.
+_WORDING = "Continue this sentence of the text, word for word."
 _NAME = re.compile(r"[A-Z][a-z]{2,}")
 _TITLES = ("Mr", "Mrs", "Miss")
 
@@ -74,7 +80,13 @@ def _names(sentences: Sequence[str]) -> frozenset[str]:
     capitalised = {
         word for sentence in sentences for word in _NAME.findall(sentence.partition(" ")[2]) if word not in _TITLES
     }
-    return frozenset(name for name in capitalised if name.lower() not in lower)
+    counts = Counter(
+        word
+        for sentence in sentences
+        for word in _NAME.findall(sentence)
+        if word in capitalised and word.lower() not in lower
+    )
+    return frozenset(name for name, count in counts.items() if count <= COMMON * counts.total())
 
 
 def _documents(model: Model, sentences: Sequence[str], tokens: int) -> Iterator[list[str]]:
@@ -121,8 +133,7 @@ def _spread(places: Sequence[_Place], count: int) -> list[_Place]:
 
 
 def _question(model: Model, index: int, document: Sequence[str], place: _Place) -> Question:
-    wording = f'Which name follows "{place.quotation}" in this text?'
-    context, suffix = split_chat(model, [{"role": "user", "content": " ".join(document)}], wording)
+    context, suffix = split_chat(model, [{"role": "user", "content": " ".join(document)}], _WORDING)
     answer = model.tokenizer.encode(" " + place.name, add_special_tokens=False).ids
     return Question(
         document=index,
