@@ -39,6 +39,11 @@ def recall_of(text: str) -> RecallTokens:
     return "all" if everything else tokens or DEFAULT_RECALL_TOKENS
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 window", "2 windows"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def fractions(text: str) -> list[float]:
     """A comma-separated list. Raises ValueError."""
     return [float(part) for part in text.split(",")]

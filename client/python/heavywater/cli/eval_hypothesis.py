@@ -14,7 +14,7 @@ from rich.table import Table
 
 from heavywater.book import read_book
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
-from heavywater.cli.eval_common import local_servers, progress_bar
+from heavywater.cli.eval_common import counted, local_servers, progress_bar
 from heavywater.cli.highlight import token_texts
 from heavywater.eval.hypothesis import CURVE, FIRST, HISTORY, Passage, look_at, mean_figures, runs_of
 from heavywater.eval.plots import mass_plot
@@ -61,7 +61,7 @@ def hypothesis(
                 results.add(str(offset), look_at(client, passage, later, lambda: bar.advance(task)))
     figures = mean_figures([results[str(offset)] for offset in wanted])
     if plots is not None:
-        words = f"{len(wanted)} passages of {prompt} tokens; mean over KV heads"
+        words = f"{counted(len(wanted), 'passage')} of {prompt} tokens; mean over KV heads"
         mass_plot(np.array(figures["curve"]), CURVE, plots / "mass.png", words)
     if as_json:
         print(json.dumps({"passages": len(wanted), "prompt": prompt, **figures}))

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from heavywater.book import read_book
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
-from heavywater.cli.eval_common import fractions, local_servers, progress_bar
+from heavywater.cli.eval_common import counted, fractions, local_servers, progress_bar
 from heavywater.client import Client
 from heavywater.eval.kept import resident_shares
 from heavywater.eval.measure import Window, make_windows
@@ -24,7 +24,7 @@ from heavywater.eval.results_file import ResultsFile
 from heavywater.eval.rows import BOUNDED, FULL, Row, make_rows
 
 RECALL = "recall"
-_MAP_STEPS = (0, 1, 4, 16, 64)
+_MAP_STEPS = (0, 16, 64)
 
 
 def sweep(
@@ -68,9 +68,9 @@ def sweep(
         windows = make_windows(model.encode(content), [int(o) for o in offsets.split(",")], prompt, continuation)
         _measure(client, model.info.vocab_size, rows, windows, parallel, results, log)
         if plots is not None:
-            words = f"{len(windows)} windows of {prompt} + {continuation} tokens, {model.info.name}"
+            words = f"{counted(len(windows), 'window')} of {prompt} + {continuation} tokens, {model.info.name}"
             quality_plot([results[row.name] for row in rows], plots / "quality.png", words)
-            _draw_map(client, rows, windows[0], plots / "kept.png")
+            _draw_map(client, rows, windows[0], plots / "kept.png", log)
             log.print(f"plots: {plots / 'quality.png'}, {plots / 'kept.png'}", highlight=False)
     _print(rows, results, as_json)
 
@@ -114,22 +114,24 @@ def _measure(
         evaluation.run(wanted, keep)
 
 
-def _draw_map(client: Client, rows: list[Row], window: Window, path: Path) -> None:
+def _draw_map(client: Client, rows: list[Row], window: Window, path: Path, log: Console) -> None:
     """Of the first window at the middle budget, in the first scope: what stays, a while after the prompt."""
     bounded = [row for row in rows if row.budget is not None]
     budgets = sorted({row.budget for row in bounded if row.budget is not None})
     budget, scope = budgets[len(budgets) // 2], bounded[0].scope
     steps = [step for step in _MAP_STEPS if step < len(window.targets)]
     kept = {}
-    for row in bounded:
-        if row.budget != budget or row.scope != scope:
-            continue
-        shares = np.full((len(steps), len(window.prompt) + steps[-1]), np.nan)
-        for index, step in enumerate(steps):
-            forced = window.targets[: step + 1] if step else []
-            seen = resident_shares(client, window.prompt, forced, row)
-            shares[index, : len(seen)] = seen
-        kept["recall" if row.recall else row.policy] = shares
+    mapped = [row for row in bounded if (row.budget, row.scope) == (budget, scope)]
+    with progress_bar(log) as progress:
+        task = progress.add_task("map of kept tokens", total=len(mapped) * len(steps))
+        for row in mapped:
+            shares = np.full((len(steps), len(window.prompt) + steps[-1]), np.nan)
+            for index, step in enumerate(steps):
+                forced = window.targets[: step + 1] if step else []
+                seen = resident_shares(client, window.prompt, forced, row)
+                shares[index, : len(seen)] = seen
+                progress.advance(task)
+            kept["recall" if row.recall else row.policy] = shares
     kept_map(kept, steps, len(window.prompt), path)
 
 

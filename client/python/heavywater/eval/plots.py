@@ -102,6 +102,7 @@ def mass_plot(shares: npt.NDArray[np.float64], fractions: Sequence[float], path:
     curves.plot(percent, 100 * shares.mean(axis=0), color="#0072B2", linewidth=2)
     curves.plot(percent, percent, color="black", linestyle=":", linewidth=1)
     curves.annotate("all tokens alike", (62, 58), rotation=33, fontsize=9)
+    curves.annotate("line: mean of the layers\nband: all layers", (97, 8), ha="right", fontsize=9, color="#0072B2")
     curves.set_title("Attention mass of the heaviest tokens")
     curves.set_xlabel("tokens, % (heaviest first)")
     curves.set_ylabel("attention, %")
