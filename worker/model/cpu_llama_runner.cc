@@ -64,15 +64,23 @@ absl::Status CpuLlamaRunner::AllocateWorkspace(Backend& backend) {
   exchange().partial = {workspace_.partial, max_tokens() * config().hidden_size};
   exchange().logits = {workspace_.logits, max_logits_tokens() * shard().max_vocab};
   exchange().gathered = {workspace_.gathered, shard().size * exchange().logits.size()};
+  return ReserveMatrices();
+}
+
+absl::Status CpuLlamaRunner::ReserveMatrices() {
   const auto reserve = [&](const WeightMatrix& weights, int64_t tokens, int64_t out_stride) {
-    if (weights.rows == 0 || weights.cols == 0) return absl::OkStatus();
-    return matmul_->Reserve(weights.rows, weights.cols, tokens, out_stride);
+    return matmul_->Reserve({.codec = weights.codec,
+                             .rows = weights.rows,
+                             .cols = weights.cols,
+                             .tokens = tokens,
+                             .out_stride = out_stride});
   };
-  const LlamaLayer& layer = weights().layers[0];  // all are alike
-  HW_RETURN_IF_ERROR(reserve(layer.qkv, max_tokens(), layer.qkv.rows));
-  HW_RETURN_IF_ERROR(reserve(layer.attn_output, max_tokens(), config().hidden_size));
-  HW_RETURN_IF_ERROR(reserve(layer.gate_up, max_tokens(), layer.gate_up.rows));
-  HW_RETURN_IF_ERROR(reserve(layer.ffn_down, max_tokens(), config().hidden_size));
+  for (const LlamaLayer& layer : weights().layers) {  // of one shape; codecs may differ
+    HW_RETURN_IF_ERROR(reserve(layer.qkv, max_tokens(), layer.qkv.rows));
+    HW_RETURN_IF_ERROR(reserve(layer.attn_output, max_tokens(), config().hidden_size));
+    HW_RETURN_IF_ERROR(reserve(layer.gate_up, max_tokens(), layer.gate_up.rows));
+    HW_RETURN_IF_ERROR(reserve(layer.ffn_down, max_tokens(), config().hidden_size));
+  }
   return reserve(weights().output, max_logits_tokens(), shard().max_vocab);
 }
 
@@ -87,7 +95,7 @@ absl::Status CpuLlamaRunner::EmbedChunk(std::span<const int32_t> tokens, DeviceS
   for (const int32_t token : tokens) {
     const int64_t row = token - shard().vocab.begin;
     if (row >= 0 && row < shard().vocab.size) {
-      std::copy_n(weights().embedding.row(row), width, out);
+      UnpackRows(weights().embedding.row(row), weights().embedding.codec, 1, width, out);
     } else {
       std::fill_n(out, width, 0.0f);  // another rank has it
     }
@@ -121,13 +129,13 @@ absl::Status CpuLlamaRunner::QkvChunk(const LlamaLayer& layer, DeviceSpan<const 
 }
 
 void CpuLlamaRunner::PrepareQkv(const LlamaLayer& layer, float* row) const {
-  if (layer.qkv_bias.exists()) AddTo(layer.qkv_bias.data, layer.qkv_bias.cols, row);
+  if (layer.qkv_bias.exists()) AddTo(layer.qkv_bias.floats(), layer.qkv_bias.cols, row);
   if (!layer.q_norm.exists()) return;
   const int64_t head_dim = config().head_dim;
   const auto epsilon = static_cast<float>(config().rms_epsilon);
   for (int64_t i = 0; i < q_width() + kv_width(); i += head_dim) {
     const WeightMatrix& norm = i < q_width() ? layer.q_norm : layer.k_norm;
-    RmsNorm(row + i, norm.data, epsilon, head_dim, row + i);
+    RmsNorm(row + i, norm.floats(), epsilon, head_dim, row + i);
   }
 }
 
@@ -184,7 +192,7 @@ absl::Status CpuLlamaRunner::PlaceLogits(int64_t tokens, DeviceSpan<float> logit
 void CpuLlamaRunner::Normalise(const float* hidden, int64_t tokens, const WeightMatrix& weight) {
   const int64_t width = config().hidden_size;
   for (int64_t t = 0; t < tokens; ++t) {
-    RmsNorm(hidden + t * width, weight.data, static_cast<float>(config().rms_epsilon), width,
+    RmsNorm(hidden + t * width, weight.floats(), static_cast<float>(config().rms_epsilon), width,
             workspace_.normed + t * width);
   }
 }
@@ -197,6 +205,7 @@ absl::Status CpuLlamaRunner::Multiply(const WeightMatrix& weights, const float* 
     return absl::OkStatus();
   }
   return matmul_->Run({.weights = weights.data,
+                       .codec = weights.codec,
                        .rows = weights.rows,
                        .cols = weights.cols,
                        .x = x,

@@ -1,4 +1,5 @@
-// Llama-family models on the CPU, tensor parallel, in float32.
+// Llama-family models on the CPU, tensor parallel: in float32, with weights as the file
+// has them.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +71,8 @@ class CpuLlamaRunner final : public LlamaRunner {
                  const LlamaRunnerOptions& options);
 
   absl::Status AllocateWorkspace(Backend& backend);
+  // What the matrices' products need beside it.
+  absl::Status ReserveMatrices();
   // Gives the workspace's parts addresses from `memory`; returns the floats used.
   int64_t LayOutWorkspace(float* memory);
 

@@ -2,15 +2,14 @@
 
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
-#include "worker/model/k_quants.h"
+#include "worker/model/quant_groups.h"
 
 namespace heavywater {
 namespace {
-
-constexpr int kBlock = 32;  // values in a block of Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1
 
 uint16_t LoadHalf(const std::byte* from) {
   uint16_t half;
@@ -22,76 +21,19 @@ void DequantizeF16(const std::byte* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = HalfToFloat(LoadHalf(from + 2 * i));
 }
 
-// A scale, then 32 signed bytes.
-void DequantizeQ8_0(const std::byte* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; i += kBlock, from += 2 + kBlock, to += kBlock) {
-    const float scale = HalfToFloat(LoadHalf(from));
-    const auto* quants = reinterpret_cast<const int8_t*>(from + 2);
-    for (int j = 0; j < kBlock; ++j) to[j] = static_cast<float>(quants[j]) * scale;
-  }
-}
-
 void DequantizeBF16(const std::byte* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = BFloat16ToFloat(LoadHalf(from + 2 * i));
 }
 
-// The 16 bytes of nibbles of a block: the low ones are its first 16 values, the high
-// ones the others. `fifth` gives bit 4 of value j. to[j] = value(quant).
-template <class Fifth, class Value>
-void UnpackNibbles(const std::byte* from, const Fifth& fifth, const Value& value, float* to) {
-  const auto* quants = reinterpret_cast<const uint8_t*>(from);
-  constexpr int kHalf = kBlock / 2;
-  for (int j = 0; j < kHalf; ++j) to[j] = value((quants[j] & 0x0f) | fifth(j));
-  for (int j = kHalf; j < kBlock; ++j) to[j] = value((quants[j - kHalf] >> 4) | fifth(j));
-}
-
-int NoFifth(int) { return 0; }
-
-// Bit 4 of each value, in 32 bits.
-auto FifthBits(const std::byte* from) {
-  uint32_t bits;
-  std::memcpy(&bits, from, sizeof(bits));
-  return [bits](int j) { return static_cast<int>((bits >> j) & 1) << 4; };
-}
-
-// A scale, then nibbles around 8.
-void DequantizeQ4_0(const std::byte* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; i += kBlock, from += 2 + kBlock / 2, to += kBlock) {
-    const float scale = HalfToFloat(LoadHalf(from));
-    UnpackNibbles(
-        from + 2, NoFifth, [&](int quant) { return static_cast<float>(quant - 8) * scale; }, to);
-  }
-}
-
-// A scale and a minimum, then nibbles.
-void DequantizeQ4_1(const std::byte* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; i += kBlock, from += 4 + kBlock / 2, to += kBlock) {
-    const float scale = HalfToFloat(LoadHalf(from));
-    const float minimum = HalfToFloat(LoadHalf(from + 2));
-    UnpackNibbles(
-        from + 4, NoFifth, [&](int quant) { return static_cast<float>(quant) * scale + minimum; },
-        to);
-  }
-}
-
-// A scale, the fifth bits, nibbles; around 16.
-void DequantizeQ5_0(const std::byte* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; i += kBlock, from += 6 + kBlock / 2, to += kBlock) {
-    const float scale = HalfToFloat(LoadHalf(from));
-    UnpackNibbles(
-        from + 6, FifthBits(from + 2),
-        [&](int quant) { return static_cast<float>(quant - 16) * scale; }, to);
-  }
-}
-
-// A scale and a minimum, the fifth bits, nibbles.
-void DequantizeQ5_1(const std::byte* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; i += kBlock, from += 8 + kBlock / 2, to += kBlock) {
-    const float scale = HalfToFloat(LoadHalf(from));
-    const float minimum = HalfToFloat(LoadHalf(from + 2));
-    UnpackNibbles(
-        from + 8, FifthBits(from + 4),
-        [&](int quant) { return static_cast<float>(quant) * scale + minimum; }, to);
+// Each product of a code and a scale is exact where there is a minimum, so that fused
+// or not the sum is rounded once.
+void DequantizeGroups(TensorType type, const std::byte* from, int64_t count, float* to) {
+  std::vector<QuantGroup> groups(static_cast<size_t>(count / kQuantGroup));
+  ReadQuantGroups(type, from, groups);
+  for (const QuantGroup& group : groups) {
+    for (const int8_t code : group.codes) {
+      *to++ = static_cast<float>(code) * group.scale + group.minimum;
+    }
   }
 }
 
@@ -124,24 +66,10 @@ void DequantizeRows(const GgufTensor& tensor, int64_t first_row, int64_t num_row
       return DequantizeF16(from, count, out.data());
     case TensorType::kBF16:
       return DequantizeBF16(from, count, out.data());
-    case TensorType::kQ4_0:
-      return DequantizeQ4_0(from, count, out.data());
-    case TensorType::kQ8_0:
-      return DequantizeQ8_0(from, count, out.data());
-    case TensorType::kQ4_1:
-      return DequantizeQ4_1(from, count, out.data());
-    case TensorType::kQ5_0:
-      return DequantizeQ5_0(from, count, out.data());
-    case TensorType::kQ5_1:
-      return DequantizeQ5_1(from, count, out.data());
-    case TensorType::kQ4_K:
-      return DequantizeQ4K(from, count, out.data());
-    case TensorType::kQ5_K:
-      return DequantizeQ5K(from, count, out.data());
-    case TensorType::kQ6_K:
-      return DequantizeQ6K(from, count, out.data());
+    default:
+      // ParseGguf() admits no type that is neither of floats nor quantised.
+      return DequantizeGroups(tensor.type, from, count, out.data());
   }
-  HW_CHECK(false);  // ParseGguf() admits no other type
 }
 
 }  // namespace heavywater

@@ -1,7 +1,8 @@
 // A rank's share of a Llama model's weights: which matrices there are, where they
-// lie, and how they are read from a file.
+// lie, and how they are read from a file (what of its tensors: weight_parts.h).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "worker/backend/backend.h"
 #include "worker/model/model_config.h"
 #include "worker/model/model_file.h"
+#include "worker/model/packed_rows.h"
 #include "worker/model/rank_shard.h"
 
 namespace heavywater {
@@ -17,12 +19,14 @@ namespace heavywater {
 // Row-major [rows][cols]; a vector is one row. Lives in LlamaWeights::memory: at
 // `data` in CPU memory, `offset` bytes from its begin everywhere.
 struct WeightMatrix {
-  const float* data = nullptr;
+  const std::byte* data = nullptr;
   int64_t offset = 0;
+  RowCodec codec = RowCodec::kFloat32;  // of `data`; vectors are kFloat32
   int64_t rows = 0;
   int64_t cols = 0;
 
-  const float* row(int64_t index) const { return data + index * cols; }
+  const std::byte* row(int64_t index) const { return data + index * PackedRowBytes(codec, cols); }
+  const float* floats() const { return reinterpret_cast<const float*>(data); }  // of kFloat32
   bool exists() const { return rows > 0; }
 };
 
@@ -74,8 +78,9 @@ class WeightSink {
 absl::Status ReadLlamaWeights(const ModelFile& file, const ModelConfig& config,
                               const RankShard& shard, LlamaWeights& weights, WeightSink& sink);
 
-// In float32, in the backend's memory, which must be the CPU's. One allocation, no
-// second copy. Errors as ReadLlamaWeights(), RESOURCE_EXHAUSTED from the backend.
+// In the backend's memory, which must be the CPU's: packed as the file has them where
+// that is possible (packed_rows.h), else in float32. One allocation, no second copy.
+// Errors as ReadLlamaWeights(), RESOURCE_EXHAUSTED from the backend.
 absl::StatusOr<LlamaWeights> LoadLlamaWeights(const ModelFile& file, const ModelConfig& config,
                                               const RankShard& shard, Backend& backend);
 

@@ -11,6 +11,7 @@
 #include "cache_service/base/check.h"
 #include "worker/backend/cpu/scratch.h"
 #include "worker/backend/host_memory.h"
+#include "worker/backend/pivotal.h"
 
 namespace heavywater {
 namespace {
@@ -68,6 +69,17 @@ struct DecodeAttention::Unit {
            shape.head_dim;
   }
 };
+
+// One block of a unit.
+struct DecodeAttention::Task {
+  Unit* unit = nullptr;
+  int64_t block = 0;
+};
+
+const std::byte* DecodeAttention::FirstKey(const KvShape& shape, const Task& task) {
+  return RowsOfKvHead(shape, task.unit->item->layer, task.unit->kv_head)
+      .Key(task.block * kSlotBlock);
+}
 
 DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
     : kernels_(DecodeKernelsOf(target)),
@@ -149,18 +161,16 @@ void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
   if (params.items.empty()) return;
   std::vector<Unit> units = MakeUnits(shape, params);
   PrepareScratch(shape, params);
-  struct Task {
-    Unit* unit;
-    int64_t block;
-  };
   std::vector<Task> tasks;
   for (Unit& unit : units) {
     for (int64_t block = 0; block < unit.num_blocks; ++block) tasks.push_back({&unit, block});
   }
   pool_.Run(static_cast<int64_t>(tasks.size()), [&](int64_t index, int thread) {
     auto [unit, block] = tasks[index];
+    // What this thread probably does next, if all take equally long.
+    const auto next = static_cast<size_t>(index + pool_.num_threads());
     StartBlock(shape, params, *unit);
-    AttendBlock(shape, params, *unit, block);
+    AttendBlock(shape, params, tasks[index], next < tasks.size() ? &tasks[next] : nullptr);
     if (!FinishBlock(*unit)) return;
     if (unit->item->recall == nullptr) {
       FinishUnit(shape, params, *unit);
@@ -220,8 +230,10 @@ void DecodeAttention::Release(Unit& unit) {
   free_.push_back(*std::exchange(unit.scratch, std::nullopt));
 }
 
-void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit,
-                                  int64_t block) {
+void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& params,
+                                  const Task& task, const Task* next) {
+  auto [unit_of_task, block] = task;
+  Unit& unit = *unit_of_task;
   const LayerView& layer = unit.item->layer;
   Scratch& scratch = *unit.scratch;
   const int64_t first = block * kSlotBlock;
@@ -241,7 +253,8 @@ void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& para
       .values = rows.Value(first),
       .positions = layer.positions.device_address() +
                    SetOfKvHead(layer, unit.kv_head) * layer.capacity + first,
-      .count = static_cast<int>(std::min<int64_t>(layer.used - first, kSlotBlock))};
+      .count = static_cast<int>(std::min<int64_t>(layer.used - first, kSlotBlock)),
+      .next_keys = next == nullptr ? nullptr : FirstKey(shape, *next)};
   kernels_.attend_block(slots, scratch.rows, result);
 }
 
@@ -273,8 +286,8 @@ std::vector<double> DecodeAttention::Merge(const KvShape& shape, const AttendPar
     for (size_t block = 0; block < blocks.size(); ++block) {
       factors[block * kMaxQueryRows + row] = of_row[block];
       if (of_row[block] == 0) continue;  // nothing was computed where nothing is seen
-      const float* out = blocks[block].out + row * PaddedRow(shape.head_dim);
-      for (int i = 0; i < shape.head_dim; ++i) sums[i] += of_row[block] * out[i];
+      kernels_.add_scaled(blocks[block].out + row * PaddedRow(shape.head_dim), of_row[block],
+                          shape.head_dim, sums.data());
     }
     float* out = params.out.device_address() + unit.OffsetOf(shape, row);
     for (int i = 0; i < shape.head_dim; ++i) out[i] = static_cast<float>(sums[i]);
@@ -321,14 +334,24 @@ void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, U
 void DecodeAttention::AddGains(const Unit& unit, const std::vector<double>& factors) {
   const LayerView& layer = unit.item->layer;
   int64_t* gains = layer.gains.device_address() + unit.kv_head * layer.capacity;
+  double thresholds[kMaxQueryRows] = {};
+  for (int row = 0; row < unit.num_rows; ++row) {
+    thresholds[row] = PivotalThreshold(unit.scratch->rows.positions[row]);
+  }
   // Units of more queries than fit one share the KV head's gains.
   MutexLock lock(&gains_mutex_);
   for (int64_t first = 0; first < layer.used; first += kSlotBlock) {
     const int64_t block = first / kSlotBlock;
     const BlockResult& result = unit.scratch->results[block];
-    kernels_.add_gains(result.weights, result.weights_stride,
-                       factors.data() + block * kMaxQueryRows, unit.num_rows,
-                       std::min<int64_t>(layer.used - first, kSlotBlock), gains + first);
+    const double* of_block = factors.data() + block * kMaxQueryRows;
+    const int64_t count = std::min<int64_t>(layer.used - first, kSlotBlock);
+    if (unit.item->gains == GainKind::kPivotal) {
+      CountPivotal(result.weights, result.weights_stride, of_block, thresholds, unit.num_rows,
+                   count, gains + first);
+    } else {
+      kernels_.add_gains(result.weights, result.weights_stride, of_block, unit.num_rows, count,
+                         gains + first);
+    }
   }
 }
 

@@ -30,16 +30,20 @@ class DecodeAttention {
  private:
   struct Scratch;
   struct Unit;
+  struct Task;
 
   struct AllScratch;
   AllScratch CutScratch(const KvShape& shape, int64_t num_blocks, const RecallLimits& recall,
                         std::byte* memory) const;
   static std::vector<Unit> MakeUnits(const KvShape& shape, const AttendParams& params);
   void PrepareScratch(const KvShape& shape, const AttendParams& params);
-  void AttendBlock(const KvShape& shape, const AttendParams& params, Unit& unit, int64_t block);
+  static const std::byte* FirstKey(const KvShape& shape, const Task& task);
+  // `next` null: none. Its first keys are fetched.
+  void AttendBlock(const KvShape& shape, const AttendParams& params, const Task& task,
+                   const Task* next);
   static std::vector<double> BlockFactors(std::span<const BlockResult> blocks, int row);
-  static std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
-                                   std::span<const BlockResult> blocks);
+  std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
+                            std::span<const BlockResult> blocks);
   void AddGains(const Unit& unit, const std::vector<double>& factors);
   void FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit);
   void Recall(const KvShape& shape, const AttendParams& params, Unit& leader,

@@ -29,6 +29,7 @@ struct SlotBlock {
   const void* values = nullptr;         // [count][head_dim] of dtype
   const Position* positions = nullptr;  // [count], kNoPosition = free
   int count = 0;                        // 1 .. kSlotBlock
+  const void* next_keys = nullptr;      // where the next block's may begin, to be fetched; or null
 };
 
 struct QueryRows {
@@ -48,6 +49,8 @@ struct BlockResult {
 
 struct DecodeKernels {
   void (*attend_block)(const SlotBlock& block, const QueryRows& rows, BlockResult& result);
+  // sums[i] += factor * from[i]. `count` is a multiple of 8.
+  void (*add_scaled)(const float* from, double factor, int64_t count, double* sums);
   // gains[i] += sum over rows of round(weights[r][i] * factors[r] * 2^32), each
   // rounded on its own, half to even. Products must lie in [0, 2^19).
   void (*add_gains)(const float* weights, int64_t weights_stride, const double* factors,

@@ -48,7 +48,13 @@ HWY_INLINE void LoadKvPair(D d, const T* from, hn::Vec<D>& first, hn::Vec<D>& se
     // Two bfloat16 to a word of 32 bits: one shift and one mask make two vectors.
     const hn::RebindToUnsigned<D> words;
     const auto pairs = hn::LoadU(words, reinterpret_cast<const uint32_t*>(from));
+#if HWY_TARGET == HWY_AVX2
+    const hn::Repartition<uint8_t, D> bytes;
+    alignas(32) static constexpr uint8_t kUp[] = {0x80,0x80,0,1,0x80,0x80,4,5,0x80,0x80,8,9,0x80,0x80,12,13};
+    first = hn::BitCast(d, hn::TableLookupBytesOr0(hn::BitCast(bytes, pairs), hn::LoadDup128(bytes, kUp)));
+#else
     first = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
+#endif
     second = hn::BitCast(d, hn::And(pairs, hn::Set(words, 0xffff0000u)));
   } else {
     first = LoadKv(d, from);

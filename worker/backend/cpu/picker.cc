@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "cache_service/base/check.h"
@@ -30,6 +31,11 @@ const std::byte* SketchOf(const PickerQuery& query, int64_t page) {
          query.kv_head * query.recall->sketch.page_bytes();
 }
 
+// Which page follows is a guess: nearly all of them have demoted positions.
+const std::byte* SketchAfter(const PickerQuery& query, int64_t page) {
+  return page + 1 < query.recall->num_pages ? SketchOf(query, page + 1) : nullptr;
+}
+
 void AppendAll(const PickerQuery& query, std::span<const uint16_t> set,
                std::vector<Position>& picks) {
   const int page_tokens = query.recall->sketch.page_tokens;
@@ -43,10 +49,14 @@ void AppendAll(const PickerQuery& query, std::span<const uint16_t> set,
   });
 }
 
-// The larger value first, of equal values the lower position.
-bool GoesBefore(const PickCandidate& a, const PickCandidate& b) {
-  return a.value != b.value ? a.value > b.value : a.position < b.position;
+// Numbers of which the larger goes before: the larger value, of equal values the lower
+// position. Values are above 0, so that their bits are in their order.
+uint64_t KeyOf(const PickCandidate& candidate) {
+  return uint64_t{std::bit_cast<uint32_t>(candidate.value)} << 32 |
+         ~static_cast<uint32_t>(candidate.position);
 }
+Position PositionOf(uint64_t key) { return static_cast<Position>(~static_cast<uint32_t>(key)); }
+float ValueOf(uint64_t key) { return std::bit_cast<float>(static_cast<uint32_t>(key >> 32)); }
 
 }  // namespace
 
@@ -88,11 +98,11 @@ void Picker::Prepare(const PickerQuery& query) {
 // What falls behind max_picks candidates can never be picked; later ones must
 // reach the last of these.
 void Picker::KeepBest(int64_t max_picks, float& least) {
-  if (num_candidates_ <= max_picks) return;
-  const auto first = candidates_.begin();
-  std::nth_element(first, first + max_picks - 1, first + num_candidates_, GoesBefore);
-  num_candidates_ = max_picks;
-  least = std::max(least, candidates_[max_picks - 1].value);
+  if (static_cast<int64_t>(best_.size()) <= max_picks) return;
+  const auto last = best_.begin() + max_picks - 1;
+  std::nth_element(best_.begin(), last, best_.end(), std::greater<>());
+  least = std::max(least, ValueOf(*last));
+  best_.resize(max_picks);
 }
 
 void Picker::Pick(const ScanKernels& kernels, const PickerQuery& query,
@@ -104,19 +114,20 @@ void Picker::Pick(const ScanKernels& kernels, const PickerQuery& query,
   Prepare(query);
   const int page_tokens = recall.sketch.page_tokens;
   const int64_t max_picks = std::min(recall.max_picks, recall.num_pages * page_tokens);
-  const auto capacity = static_cast<size_t>(2 * max_picks + page_tokens);
-  if (candidates_.size() < capacity) candidates_.resize(capacity);
-  num_candidates_ = 0;
+  candidates_.resize(page_tokens);
+  best_.clear();
   float least = std::max(recall.min_share, std::numeric_limits<float>::min());
   ForPages(query, set, [&](int64_t page, const uint16_t* words) {
-    if (num_candidates_ > 2 * max_picks) KeepBest(max_picks, least);
-    num_candidates_ += kernels.find_candidates(scan_, SketchOf(query, page), words,
-                                               static_cast<Position>(page * page_tokens), least,
-                                               candidates_.data() + num_candidates_);
+    scan_.next = SketchAfter(query, page);
+    const int64_t found = kernels.find_candidates(scan_, SketchOf(query, page), words,
+                                                  static_cast<Position>(page * page_tokens), least,
+                                                  candidates_.data());
+    for (int64_t i = 0; i < found; ++i) best_.push_back(KeyOf(candidates_[i]));
+    if (static_cast<int64_t>(best_.size()) > 2 * max_picks) KeepBest(max_picks, least);
   });
   KeepBest(max_picks, least);
   const auto begin = static_cast<int64_t>(picks.size());
-  for (int64_t i = 0; i < num_candidates_; ++i) picks.push_back(candidates_[i].position);
+  for (const uint64_t key : best_) picks.push_back(PositionOf(key));
   std::sort(picks.begin() + begin, picks.end());
 }
 
@@ -134,6 +145,7 @@ float Picker::MissingShare(const ScanKernels& kernels, const PickerQuery& query,
   ForPages(query, unpicked_, [&](int64_t page, const uint16_t* words) {
     any = true;
     if (query.lse[0] == kNothing) return;
+    scan_.next = SketchAfter(query, page);
     kernels.add_mass(scan_, SketchOf(query, page), words, mass_.data());
   });
   if (query.lse[0] == kNothing) return any ? 1 : 0;

@@ -39,8 +39,8 @@ class Picker {
   std::vector<float> floats_;
   std::vector<int32_t> ints_;
   std::vector<int8_t> weights_;
-  std::vector<PickCandidate> candidates_;
-  int64_t num_candidates_ = 0;
+  std::vector<PickCandidate> candidates_;  // of a page
+  std::vector<uint64_t> best_;             // candidates in one word each
   std::vector<uint16_t> unpicked_;
   std::vector<double> mass_;
 };

@@ -15,6 +15,16 @@ constexpr float kNoMaximum = -std::numeric_limits<float>::infinity();
 // Picks lie before every query: as if at position 0, every row sees them.
 constexpr Position kSeenByAll[kPickBlock] = {};
 
+constexpr size_t kPicksAhead = 4;
+
+// K and V of a pick, and what it may gain.
+void FetchPick(const RecallWork& work, Position pick, const std::byte* row) {
+  for (int64_t i = 0; i < work.shape.row_bytes(); i += 64) __builtin_prefetch(row + i);
+  const RecallView& recall = *work.item.recall;
+  if (recall.gains.empty()) return;
+  __builtin_prefetch(recall.gains.data() + work.kv_head * recall.gains_stride + pick, /*rw=*/1);
+}
+
 int64_t NumBlocksOf(int64_t picks) { return (picks + kPickBlock - 1) / kPickBlock; }
 
 // Of one row's logits over the blocks.
@@ -106,14 +116,23 @@ void RecallAttention::PickAll(const RecallWork& work) {
   }
 }
 
+// Rows lie apart: those of the next few picks are on their way while one is copied.
 void RecallAttention::Gather(const RecallWork& work, std::span<const Position> picks) {
   const int64_t row_bytes = work.shape.row_bytes() / 2;
   std::byte* keys = scratch_.gathered;
   std::byte* values = keys + kPickBlock * row_bytes;
-  for (size_t i = 0; i < picks.size(); ++i) {
+  const auto row_of = [&](Position pick) {
     const std::byte* page =
-        work.item.recall->host.Page(work.kv_head, picks[i] / work.shape.page_tokens);
-    const std::byte* row = page + picks[i] % work.shape.page_tokens * 2 * row_bytes;
+        work.item.recall->host.Page(work.kv_head, pick / work.shape.page_tokens);
+    return page + pick % work.shape.page_tokens * 2 * row_bytes;
+  };
+  const auto fetch = [&](size_t i) {
+    if (i < picks.size()) FetchPick(work, picks[i], row_of(picks[i]));
+  };
+  for (size_t i = 0; i < kPicksAhead; ++i) fetch(i);
+  for (size_t i = 0; i < picks.size(); ++i) {
+    fetch(i + kPicksAhead);
+    const std::byte* row = row_of(picks[i]);
     std::memcpy(keys + i * row_bytes, row, row_bytes);
     std::memcpy(values + i * row_bytes, row + row_bytes, row_bytes);
   }

@@ -9,11 +9,11 @@
 #define HWY_TARGET_INCLUDE "worker/backend/cpu/scan_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // Must come after foreach_target.h.
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
 // Highway insists on compiling the compiler's baseline too; it has no kernels.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+#include "worker/backend/cpu/exp-inl.h"
 HWY_BEFORE_NAMESPACE();
 #if HWY_TARGET == HWY_AVX3_DL
 // Machines of this target have it, but Highway's list of options does not.
@@ -225,7 +225,38 @@ HWY_INLINE VF Shares(const ScanQuery& query, int head, int part) {
   const VF constant = hn::Set(kFloats, query.constants[head] - query.lse[head]);
   const VF exponent =
       hn::MulAdd(hn::Set(kFloats, query.units[head]), hn::ConvertTo(kFloats, sums), constant);
-  return hn::Exp(kFloats, hn::Min(exponent, hn::Set(kFloats, kLargestExponent)));
+  return ExpOfLogit(kFloats, hn::Min(exponent, hn::Set(kFloats, kLargestExponent)));
+}
+
+// More than float errors of an estimated logit.
+HWY_INLINE float Margin(const ScanQuery& query, int head) {
+  return 1e-3f + 1e-5f * (std::abs(query.lse[head]) + std::abs(query.constants[head]));
+}
+
+// Bit i: the part's position i may have estimated shares whose sum over the heads is at
+// least `total`. Powers of two by their chords, at most 6.2 % too large: exponents with 7
+// bits of fraction are a float's upper half, and come out of a sum with 1.5 * 2^23.
+HWY_INLINE uint32_t MayReach(const ScanQuery& query, float total, int part) {
+  constexpr float kLog2E = 0x1.715476p0f;
+  constexpr float kOne = 128;
+  constexpr float kMagic = 0x1.8p23f;
+  const VF least = hn::Set(kFloats, kMagic);
+  const VF largest = hn::Set(kFloats, kMagic + 254 * kOne);
+  VF sum = hn::Zero(kFloats);
+  for (int head = 0; head < query.num_heads; ++head) {
+    const float constant = query.constants[head] - query.lse[head] + Margin(query, head);
+    const VF offset = hn::Set(kFloats, (constant * kLog2E + 127.0f) * kOne + kMagic);
+    const VF slope = hn::Set(kFloats, query.units[head] * kLog2E * kOne);
+    const VI sums = hn::LoadU(kInts, query.sums + head * kSketchBlock + part * kLanes);
+    const VF shifted = hn::MulAdd(slope, hn::ConvertTo(kFloats, sums), offset);
+    const VF inside = hn::Min(hn::Max(shifted, least), largest);
+    sum = hn::Add(sum, hn::BitCast(kFloats, hn::ShiftLeft<16>(hn::BitCast(kInts, inside))));
+  }
+  uint8_t bits[8] = {};
+  hn::StoreMaskBits(kFloats, hn::Ge(sum, hn::Set(kFloats, 0.98f * total)), bits);
+  uint32_t mask;
+  std::memcpy(&mask, bits, sizeof(mask));
+  return mask << (part * kLanes);
 }
 
 // The mean over heads is at least `least` only where one head's share is: sums
@@ -234,14 +265,26 @@ void SetThresholds(const ScanQuery& query, float least) {
   const float log_least = std::log(least);
   for (int head = 0; head < query.num_heads; ++head) {
     const float lse = query.lse[head];
-    const float margin = 1e-3f + 1e-5f * (std::abs(lse) + std::abs(query.constants[head]));
-    const float needed = lse + log_least - margin - query.constants[head];
+    const float needed = lse + log_least - Margin(query, head) - query.constants[head];
     if (query.units[head] == 0) {
       query.thresholds[head] = needed > 0 ? 1 : 0;  // all sums are 0
       continue;
     }
     const float sum = needed / query.units[head];
     query.thresholds[head] = static_cast<int32_t>(HWY_MIN(HWY_MAX(sum, -1e9f), 1e9f)) - 1;
+  }
+}
+
+// A share of the next page's bytes, fetched at a block of this one: pages lie apart, so
+// that the hardware does not fetch ahead.
+HWY_INLINE void FetchNext(const ScanQuery& query, int block) {
+  if (query.next == nullptr) return;
+  const int64_t num_blocks = query.sketch.page_tokens / kSketchBlock;
+  const int64_t bytes = query.sketch.page_bytes();
+  const int64_t share = hwy::RoundUpTo((bytes + num_blocks - 1) / num_blocks, 64);
+  const int64_t end = HWY_MIN((block + 1) * share, bytes);
+  for (int64_t i = block * share; i < end; i += 64) {
+    __builtin_prefetch(query.next + i, /*rw=*/0, /*locality=*/3);
   }
 }
 
@@ -254,8 +297,15 @@ int64_t FindCandidates(const ScanQuery& query, const std::byte* bytes, const uin
   HWY_ALIGN float values[kSketchBlock];
   int64_t count = 0;
   for (int block = 0; block < query.sketch.page_tokens / kSketchBlock; ++block) {
+    FetchNext(query, block);
     if (positions[block] == 0) continue;
     uint32_t left = SumBlock(query, page.codes + block * block_bytes) & positions[block];
+    if (left == 0) continue;
+    uint32_t reaching = 0;
+    for (int part = 0; part < kParts; ++part) {
+      reaching |= MayReach(query, least * static_cast<float>(query.num_heads), part);
+    }
+    left &= reaching;
     if (left == 0) continue;
     for (int part = 0; part < kParts; ++part) {
       VF sum = hn::Zero(kFloats);
@@ -278,6 +328,7 @@ void AddMass(const ScanQuery& query, const std::byte* bytes, const uint16_t* pos
   const int64_t block_bytes = int64_t{query.sketch.channels} / 2 * kSketchBlock;
   for (int head = 0; head < query.num_heads; ++head) query.thresholds[head] = 0;  // not used
   for (int block = 0; block < query.sketch.page_tokens / kSketchBlock; ++block) {
+    FetchNext(query, block);
     if (positions[block] == 0) continue;
     SumBlock(query, page.codes + block * block_bytes);
     for (int part = 0; part < kParts; ++part) {

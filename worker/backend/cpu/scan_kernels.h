@@ -17,10 +17,11 @@ namespace heavywater {
 struct ScanQuery {
   SketchShape sketch;
   int num_heads = 0;
-  const float* chosen = nullptr;  // [num_heads][PaddedRow(channels)] scaled, of the chosen
-                                  // channels in order, zero padded
-  const float* others = nullptr;  // [num_heads][PaddedRow(head_dim - channels)] likewise
-  const float* lse = nullptr;     // [num_heads] what estimated logits are relative to
+  const float* chosen = nullptr;    // [num_heads][PaddedRow(channels)] scaled, of the chosen
+                                    // channels in order, zero padded
+  const float* others = nullptr;    // [num_heads][PaddedRow(head_dim - channels)] likewise
+  const float* lse = nullptr;       // [num_heads] what estimated logits are relative to
+  const std::byte* next = nullptr;  // the page that is scanned next: fetched; or null
   // Workspace.
   float* constants = nullptr;     // [num_heads]
   float* units = nullptr;         // [num_heads]
