@@ -13,6 +13,7 @@ namespace {
 
 // Several heartbeats may be lost before a lease ends.
 constexpr int kHeartbeatsPerLease = 5;
+constexpr size_t kMaxReplaced = 256;
 
 }  // namespace
 
@@ -31,29 +32,40 @@ v1::JoinResponse Group::Response() const {
   return response;
 }
 
-bool Group::OthersAreLive(int rank, absl::Time now) const {
-  return std::any_of(members_.begin(), members_.end(), [&](const auto& item) {
-    return item.first != rank && item.second.lease_end > now;
-  });
+bool Group::AnyIsLive(absl::Time now) const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [&](const auto& item) { return item.second.lease_end > now; });
 }
 
 bool Group::Join(Ticket ticket, const v1::JoinRequest& request, absl::Time now, Epoch epoch,
                  JoinDone done, DeferredCalls& deferred) {
+  if (std::find(replaced_.begin(), replaced_.end(), request.instance()) != replaced_.end()) {
+    Answer(
+        std::move(done),
+        absl::FailedPreconditionError(absl::StrCat("rank ", request.rank(), " of group \"", name_,
+                                                   "\" is another process by now, this one (\"",
+                                                   request.instance(), "\") was replaced")),
+        deferred);
+    return false;
+  }
+  // A stray process must not end a group that works, nor one that forms again: while
+  // members live, what they have in common is what the group's name stands for.
+  if (const absl::Status agreement = AgreesWithMembers(request, now); !agreement.ok()) {
+    Answer(std::move(done), agreement, deferred);
+    return false;
+  }
   if (formed_) {
     const auto member = members_.find(request.rank());
-    const absl::Status agreement = CheckAgreement(request, common_);
-    if (member != members_.end() && member->second.instance == request.instance() &&
-        agreement.ok()) {
+    const bool same = member != members_.end() && member->second.instance == request.instance();
+    const bool gives_up = request.failed_epoch() != 0 && request.failed_epoch() == epoch_;
+    if (same && !gives_up) {
       member->second.lease_end = now + lease_;
       Answer(std::move(done), Response(), deferred);  // a retry: the answer was lost
       return false;
     }
-    if (!agreement.ok() && OthersAreLive(request.rank(), now)) {
-      // A stray process must not end a group that works.
-      Answer(std::move(done), agreement, deferred);
-      return false;
-    }
-    Dissolve(absl::StrCat("rank ", request.rank(), " joined anew"), deferred);
+    Dissolve(same ? absl::StrCat("rank ", request.rank(), " has lost its peers")
+                  : absl::StrCat("rank ", request.rank(), " joined anew"),
+             deferred);
   }
   if (!joining_.empty()) {
     const absl::Status agreement = CheckAgreement(request, joining_.begin()->second.request);
@@ -81,6 +93,10 @@ bool Group::Join(Ticket ticket, const v1::JoinRequest& request, absl::Time now, 
   return true;
 }
 
+absl::Status Group::AgreesWithMembers(const v1::JoinRequest& request, absl::Time now) const {
+  return AnyIsLive(now) ? CheckAgreement(request, common_) : absl::OkStatus();
+}
+
 void Group::Form(Epoch epoch, absl::Time now, DeferredCalls& deferred) {
   epoch_ = epoch;
   formed_ = true;
@@ -94,9 +110,18 @@ void Group::Form(Epoch epoch, absl::Time now, DeferredCalls& deferred) {
                      same && before->second.direct, same ? before->second.since : epoch};
   }
   members_ = std::move(members);
+  for (const auto& [rank, joining] : joining_) NoteInstance(rank, joining.request.instance());
   const v1::JoinResponse response = Response();
   for (auto& [rank, joining] : joining_) Answer(std::move(joining.done), response, deferred);
   joining_.clear();
+}
+
+// A process that stood still and was replaced must not take its place back when it wakes.
+void Group::NoteInstance(int rank, const std::string& instance) {
+  std::string& last = instances_[rank];
+  if (!last.empty() && last != instance) replaced_.push_back(last);
+  if (replaced_.size() > kMaxReplaced) replaced_.pop_front();
+  last = instance;
 }
 
 void Group::Dissolve(const std::string& why, DeferredCalls& deferred) {
@@ -147,7 +172,19 @@ std::string Group::MissingRanks() const {
   return absl::StrCat(missing, " of ", size);
 }
 
+// A member that waits in Join for the others sends no heartbeats: that it waits shows
+// that it lives.
+void Group::RenewWaiting(absl::Time now) {
+  for (auto& [rank, member] : members_) {
+    const auto joining = joining_.find(rank);
+    if (joining != joining_.end() && joining->second.request.instance() == member.instance) {
+      member.lease_end = now + lease_;
+    }
+  }
+}
+
 void Group::Tick(absl::Time now, DeferredCalls& deferred) {
+  RenewWaiting(now);
   for (auto member = members_.begin(); member != members_.end();) {
     if (member->second.lease_end > now) {
       ++member;

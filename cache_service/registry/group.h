@@ -1,6 +1,7 @@
 // One worker group: who is in it, who waits to enter, its epoch.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <string>
@@ -18,9 +19,9 @@ namespace heavywater {
 // Not thread safe. Callbacks never run inside; they are added to `deferred`.
 //
 // A group is formed when all ranks wait in Join at once. Any change of
-// membership (a rank leaves, its lease ends, it joins as another process)
-// dissolves the formation: its epoch is ABORTED from then on, and the group forms
-// anew, with a higher epoch, when all ranks have joined again.
+// membership (a rank leaves, its lease ends, it joins as another process, it joins
+// again naming the formation as failed) dissolves the formation: its epoch is ABORTED from then on,
+// and the group forms anew, with a higher epoch, when all ranks have joined again.
 class Group {
  public:
   using JoinDone = std::function<void(absl::StatusOr<v1::JoinResponse>)>;
@@ -73,8 +74,11 @@ class Group {
   };
 
   v1::JoinResponse Response() const;
-  bool OthersAreLive(int rank, absl::Time now) const;
+  bool AnyIsLive(absl::Time now) const;
+  absl::Status AgreesWithMembers(const v1::JoinRequest& request, absl::Time now) const;
+  void RenewWaiting(absl::Time now);
   void Form(Epoch epoch, absl::Time now, DeferredCalls& deferred);
+  void NoteInstance(int rank, const std::string& instance);
   void Dissolve(const std::string& why, DeferredCalls& deferred);
   std::string MissingRanks() const;
   static void Answer(JoinDone done, absl::StatusOr<v1::JoinResponse> result,
@@ -85,9 +89,11 @@ class Group {
   Epoch epoch_ = 0;  // of the last formation
   bool formed_ = false;
   std::string dissolved_because_ = "it has not formed yet";
-  v1::JoinRequest common_;          // what all ranks of the formation agree on
-  std::map<int, Member> members_;   // of the last formation, while their leases last
-  std::map<int, Joining> joining_;  // by rank
+  v1::JoinRequest common_;                // what all ranks of the formation agree on
+  std::map<int, Member> members_;         // of the last formation, while their leases last
+  std::map<int, Joining> joining_;        // by rank
+  std::map<int, std::string> instances_;  // by rank, of the last formation
+  std::deque<std::string> replaced_;      // that others have taken the place of, the last ones
   RendezvousBoard board_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
@@ -17,6 +18,10 @@ constexpr size_t kMaxPendingPlans = 256;
 // Likewise for what they hold together, but for the newest, which may be as large
 // as its sequence is long.
 constexpr size_t kMaxPendingBytes = size_t{64} << 20;
+// The newest may have seen tokens that a client has not received yet: it goes on from
+// the one before.
+constexpr size_t kKeptSnapshots = 2;
+constexpr int64_t kMaxSnapshotBytes = int64_t{64} << 20;
 
 absl::Status CheckPart(const v1::ReportedSet& set, int64_t max_tokens) {
   HW_RETURN_IF_ERROR(CheckInt("sets.num_positions", set.num_positions(), 0, max_tokens));
@@ -49,6 +54,7 @@ void AddPart(const v1::ReportedSet& set, ResidentPositions& resident) {
 
 size_t BytesOf(const ReportedPlan& plan) {
   size_t bytes = 0;
+  for (const std::string& part : plan.snapshots) bytes += part.size();
   for (const auto& [key, resident] : plan.sets) {
     bytes += resident.positions.size() * (sizeof(int32_t) + sizeof(int64_t));
   }
@@ -97,7 +103,22 @@ absl::Status PlanState::Validate(int rank, const v1::PlanReport& report) const {
   for (const v1::ReportedSet& set : report.sets()) {
     HW_RETURN_IF_ERROR(ValidateSet(set, report.tokens_seen()));
   }
-  return absl::OkStatus();
+  if (!report.has_snapshot()) return absl::OkStatus();
+  const v1::SnapshotPart& part = report.snapshot();
+  HW_RETURN_IF_ERROR(CheckInt("snapshot.total_bytes", part.total_bytes(), 1, kMaxSnapshotBytes));
+  return CheckInt("snapshot.offset", part.offset(), 0,
+                  part.total_bytes() - static_cast<int64_t>(part.data().size()));
+}
+
+// One that does not go on where the part before it ended leaves the snapshot
+// incomplete; a replay from the first part on mends that.
+void PlanState::AddSnapshot(int rank, const v1::SnapshotPart& part, ReportedPlan& plan) const {
+  std::string& known = plan.snapshots[rank];
+  const auto offset = static_cast<size_t>(part.offset());
+  plan.snapshot_bytes[rank] = static_cast<size_t>(part.total_bytes());
+  if (offset > known.size()) return;
+  known.resize(offset);
+  known += part.data();
 }
 
 void PlanState::AddTokens(const v1::PlanReport& report) {
@@ -140,6 +161,8 @@ void PlanState::Apply(int rank, const v1::PlanReport& report) {
     plan.first_rank = rank;
     plan.reported.resize(layout_.num_ranks);
     plan.dropped.resize(layout_.num_ranks);
+    plan.snapshots.resize(layout_.num_ranks);
+    plan.snapshot_bytes.resize(layout_.num_ranks);
   }
   CheckAgreement(plan, rank, report);
   plan.reported[rank] = true;
@@ -149,6 +172,7 @@ void PlanState::Apply(int rank, const v1::PlanReport& report) {
     AddPart(set, resident);
     resident.rank = rank;
   }
+  if (report.has_snapshot()) AddSnapshot(rank, report.snapshot(), plan);
   plan.bytes = BytesOf(plan);
   BoundPending();
 }
@@ -187,6 +211,7 @@ void PlanState::Advance(const Watermarks& watermark) {
     // Pages may arrive long after the report of the plan that they belong to.
     watermarks.push_back(watermark(rank).value_or(ranks_[rank].watermark));
   }
+  TakeSnapshots(watermarks);
   const auto last = std::find_if(pending_.rbegin(), pending_.rend(), [&](const auto& item) {
     return IsComplete(item.second) && IsStored(item.second, watermarks);
   });
@@ -194,6 +219,55 @@ void PlanState::Advance(const Watermarks& watermark) {
   const auto committed = std::prev(last.base());
   committed_ = std::make_shared<const ReportedPlan>(std::move(committed->second));
   pending_.erase(pending_.begin(), std::next(committed));
+}
+
+// All of it in host memory, on every rank: nothing given up.
+bool PlanState::IsRestorable(const ReportedPlan& plan) const {
+  for (int rank = 0; rank < layout_.num_ranks; ++rank) {
+    if (!plan.reported[rank] || !plan.dropped[rank].empty()) return false;
+    if (plan.snapshot_bytes[rank] == 0) return false;
+    if (plan.snapshots[rank].size() != plan.snapshot_bytes[rank]) return false;
+  }
+  return true;
+}
+
+void PlanState::TakeSnapshots(const std::vector<int64_t>& watermarks) {
+  for (auto& [number, plan] : pending_) {
+    if (!IsRestorable(plan) || !IsStored(plan, watermarks)) continue;
+    if (!snapshots_.empty() && number <= snapshots_.back()->plan) continue;
+    auto snapshot = std::make_shared<CommittedSnapshot>();
+    snapshot->plan = number;
+    snapshot->tokens_seen = plan.tokens_seen;
+    snapshot->parts = std::exchange(plan.snapshots, std::vector<std::string>(layout_.num_ranks));
+    plan.snapshot_bytes.assign(layout_.num_ranks, 0);
+    plan.bytes = BytesOf(plan);
+    snapshots_.push_back(std::move(snapshot));
+    if (snapshots_.size() > kKeptSnapshots) snapshots_.pop_front();
+  }
+}
+
+std::shared_ptr<const CommittedSnapshot> PlanState::FindSnapshot(int64_t max_tokens_seen) const {
+  for (auto snapshot = snapshots_.rbegin(); snapshot != snapshots_.rend(); ++snapshot) {
+    if ((*snapshot)->tokens_seen <= max_tokens_seen) return *snapshot;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const CommittedSnapshot> PlanState::SnapshotOfPlan(int64_t plan) const {
+  for (const auto& snapshot : snapshots_) {
+    if (snapshot->plan == plan) return snapshot;
+  }
+  return nullptr;
+}
+
+void PlanState::GoBackTo(int64_t plan) {
+  // What some ranks have reported and others have not may come again otherwise numbered.
+  pending_.clear();
+  while (!snapshots_.empty() && snapshots_.back()->plan > plan) snapshots_.pop_back();
+  for (Rank& rank : ranks_) {
+    rank.last_plan = plan;
+    rank.finished = false;
+  }
 }
 
 bool PlanState::all_finished() const {

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,13 @@ struct ResidentPositions {
   bool whole() const { return positions.size() == num_positions; }
 };
 
+// A committed state from which a sequence can go on: a part of every rank.
+struct CommittedSnapshot {
+  int64_t plan = 0;
+  int64_t tokens_seen = 0;
+  std::vector<std::string> parts;  // [num_ranks]
+};
+
 struct ReportedPlan {
   int64_t number = 0;
   int64_t tokens_seen = 0;
@@ -44,7 +53,9 @@ struct ReportedPlan {
   int first_rank = 0;                                     // whose report came first
   std::vector<bool> reported;                             // [num_ranks]
   std::vector<TokenRanges> dropped;                       // [num_ranks] as of this plan
-  size_t bytes = 0;                                       // of its sets
+  size_t bytes = 0;                                       // of its sets and snapshots
+  std::vector<std::string> snapshots;                     // [num_ranks] as far as they have come
+  std::vector<size_t> snapshot_bytes;                     // [num_ranks] of the whole; 0: none
   std::map<std::pair<int, int>, ResidentPositions> sets;  // by layer and kv_head (or -1)
 };
 
@@ -69,6 +80,13 @@ class PlanState {
 
   // Null before the first.
   std::shared_ptr<const ReportedPlan> committed() const { return committed_; }
+  // The newest committed state that has seen at most `max_tokens_seen`; the last two
+  // are kept. Null: none.
+  std::shared_ptr<const CommittedSnapshot> FindSnapshot(int64_t max_tokens_seen) const;
+  // The state of that plan; null when it is not kept.
+  std::shared_ptr<const CommittedSnapshot> SnapshotOfPlan(int64_t plan) const;
+  // The ranks go on from the state of `plan`, and report again what came after it.
+  void GoBackTo(int64_t plan);
   // FAILED_PRECONDITION naming both values once ranks have disagreed; no plan is
   // committed from then on.
   const absl::Status& agreement() const { return agreement_; }
@@ -88,6 +106,9 @@ class PlanState {
   void AddTokens(const v1::PlanReport& report);
   void BoundPending();
   void CheckAgreement(const ReportedPlan& plan, int rank, const v1::PlanReport& report);
+  void AddSnapshot(int rank, const v1::SnapshotPart& part, ReportedPlan& plan) const;
+  bool IsRestorable(const ReportedPlan& plan) const;
+  void TakeSnapshots(const std::vector<int64_t>& watermarks);
   bool IsComplete(const ReportedPlan& plan) const;
   // `watermarks`: of each rank.
   static bool IsStored(const ReportedPlan& plan, const std::vector<int64_t>& watermarks);
@@ -96,6 +117,7 @@ class PlanState {
   std::vector<Rank> ranks_;
   std::map<int64_t, ReportedPlan> pending_;  // by number, above the committed one
   std::shared_ptr<const ReportedPlan> committed_;
+  std::deque<std::shared_ptr<const CommittedSnapshot>> snapshots_;  // ascending
   absl::Status agreement_;
   std::vector<int32_t> tokens_;
 };

@@ -27,6 +27,17 @@ absl::StatusOr<v1::OpenSequenceResponse> Registry::Open(const v1::OpenSequenceRe
   return sequences_.Open(request, formation.size);
 }
 
+absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
+    const v1::ReopenSequenceRequest& request) {
+  HW_ASSIGN_OR_RETURN(const GroupRegistry::Formation formation,
+                      groups_.Find(request.group(), request.epoch()));
+  HW_ASSIGN_OR_RETURN(const SequenceRegistry::Owner owner,
+                      sequences_.FindOwner(request.sequence_id()));
+  HW_RETURN_IF_ERROR(CompareFingerprints(formation.fingerprint, "the group has", owner.fingerprint,
+                                         "the sequence has"));
+  return sequences_.Reopen(request, formation.size);
+}
+
 absl::StatusOr<v1::HeartbeatResponse> Registry::Heartbeat(const v1::HeartbeatRequest& request) {
   HW_RETURN_IF_ERROR(groups_.Renew(request.group(), request.rank(), request.epoch()));
   v1::HeartbeatResponse response;
@@ -46,6 +57,7 @@ absl::StatusOr<v1::ReportPlanResponse> Registry::ReportPlan(const v1::ReportPlan
   if (absl::IsInvalidArgument(status)) return status;
   for (const v1::PlanReport& report : request.reports()) {
     if (!report.finished() || !IsWriterOf(request.group(), report.sequence_id())) continue;
+    if (!sequences_.IsCurrent(report)) continue;
     store_.StopWriter(report.sequence_id(), request.rank());
   }
   HW_RETURN_IF_ERROR(status);

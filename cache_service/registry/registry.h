@@ -33,6 +33,7 @@ class Registry {
 
   // FAILED_PRECONDITION when the fingerprint is not the group's.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request);
+  absl::StatusOr<v1::ReopenSequenceResponse> Reopen(const v1::ReopenSequenceRequest& request);
   absl::StatusOr<v1::HeartbeatResponse> Heartbeat(const v1::HeartbeatRequest& request);
   absl::StatusOr<v1::ReportPlanResponse> ReportPlan(const v1::ReportPlanRequest& request);
 

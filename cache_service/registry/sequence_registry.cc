@@ -291,6 +291,7 @@ absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
       continue;
     }
     Record& record = found->second;
+    if (report.incarnation() != record.incarnation) continue;
     record.plans.Apply(request.rank(), report);
     record.last_use = clock_.Now();
     ++num_reports_;

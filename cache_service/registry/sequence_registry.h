@@ -38,6 +38,11 @@ class SequenceRegistry {
   absl::Status Close(const v1::CloseSequenceRequest& request);
   absl::StatusOr<std::vector<v1::SequenceSet>> GetSets(const v1::GetSetsRequest& request);
 
+  // The group has been checked; `num_ranks` is its size. As SequenceService says.
+  absl::StatusOr<v1::ReopenSequenceResponse> Reopen(const v1::ReopenSequenceRequest& request,
+                                                    int num_ranks);
+  absl::StatusOr<v1::ReadSnapshotResponse> ReadSnapshot(const v1::ReadSnapshotRequest& request);
+
   // Renews the leases of the group's sequences among these; adds the others to
   // `unknown`. FAILED_PRECONDITION when ranks have disagreed about one of them
   // (its lease is renewed nevertheless).
@@ -49,6 +54,10 @@ class SequenceRegistry {
   // reports are taken nevertheless.
   absl::Status Report(const v1::ReportPlanRequest& request,
                       google::protobuf::RepeatedField<uint64_t>* unknown);
+
+  // Whether the report comes from whoever has the sequence now: it was not reopened
+  // since. True for unknown ones.
+  bool IsCurrent(const v1::PlanReport& report) const;
 
   // The store's watermark of the sequence has risen: a plan that waits for it may
   // be committed now. (Of ranks that write in the slab Tick() and readers find out.)
@@ -102,6 +111,7 @@ class SequenceRegistry {
     absl::Time last_use;  // its ranks' last report, or somebody's last read
     PlanState plans;
     bool disagreement_counted = false;
+    int32_t incarnation = 0;
   };
   using Records = std::map<SequenceId, Record>;
 
@@ -139,6 +149,8 @@ class SequenceRegistry {
   absl::StatusOr<v1::OpenSequenceResponse> Replay(const v1::OpenSequenceRequest& request,
                                                   const FirstAnswer& first) const;
   Records::iterator End(Records::iterator record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks, SequenceId id,
+                           const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::Sequence Describe(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ValidateReports(const v1::ReportPlanRequest& request)

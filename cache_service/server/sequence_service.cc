@@ -85,6 +85,24 @@ grpc::ServerUnaryReactor* SequenceService::Close(grpc::CallbackServerContext* co
   return Finish(context, status);
 }
 
+grpc::ServerUnaryReactor* SequenceService::Reopen(grpc::CallbackServerContext* context,
+                                                  const v1::ReopenSequenceRequest* request,
+                                                  v1::ReopenSequenceResponse* response) {
+  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  auto reopened = registry_.Reopen(*request);
+  LogInfo("sequence reopened", {{"sequence", request->sequence_id()},
+                                {"group", request->group()},
+                                {"tokens_seen", reopened.ok() ? reopened->tokens_seen() : 0},
+                                {"status", reopened.status().ToString()}});
+  return Finish(context, std::move(reopened), response);
+}
+
+grpc::ServerUnaryReactor* SequenceService::ReadSnapshot(grpc::CallbackServerContext* context,
+                                                        const v1::ReadSnapshotRequest* request,
+                                                        v1::ReadSnapshotResponse* response) {
+  return Finish(context, registry_.sequences().ReadSnapshot(*request), response);
+}
+
 grpc::ServerWriteReactor<v1::SequenceSet>* SequenceService::GetSets(
     grpc::CallbackServerContext*, const v1::GetSetsRequest* request) {
   return new SetsStream(registry_.sequences().GetSets(*request));

@@ -26,6 +26,12 @@ class SequenceService final : public v1::SequenceService::CallbackService {
                                   v1::CloseSequenceResponse* response) override;
   grpc::ServerWriteReactor<v1::SequenceSet>* GetSets(grpc::CallbackServerContext* context,
                                                      const v1::GetSetsRequest* request) override;
+  grpc::ServerUnaryReactor* Reopen(grpc::CallbackServerContext* context,
+                                   const v1::ReopenSequenceRequest* request,
+                                   v1::ReopenSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* ReadSnapshot(grpc::CallbackServerContext* context,
+                                         const v1::ReadSnapshotRequest* request,
+                                         v1::ReadSnapshotResponse* response) override;
 
  private:
   Registry& registry_;

@@ -49,6 +49,11 @@ class HostTier {
   // `tokens` (a release store in shared memory). Never goes back.
   virtual void Publish(SequenceId sequence, int64_t tokens) = 0;
 
+  // How many tokens of an open sequence its pages held before this process opened it,
+  // all of them mapped now: what another process, or this one, has published. 0 where
+  // nothing can be taken over.
+  virtual int64_t StoredTokens(SequenceId sequence) const { return 0; }
+
   // Nothing of the sequence is kept any more, neither what was written nor what
   // will be: it has ended at the cache service, or was lost with it. Never goes
   // back.

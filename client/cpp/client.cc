@@ -64,6 +64,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
     // gRPC repeats a call by itself when a connection ends under it. Nothing is
     // repeated here but reads, by us.
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+    // A server that has died is looked for again and again.
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
     return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   };
   std::unique_ptr<GenerationStub> generation;
@@ -79,23 +83,34 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
   }
   return std::make_unique<Client>(
       std::move(generation), std::move(sequences), std::move(pages), options.timeout,
-      [](std::chrono::milliseconds backoff) { std::this_thread::sleep_for(backoff); });
+      [](std::chrono::milliseconds backoff) { std::this_thread::sleep_for(backoff); },
+      options.resume_timeout);
 }
 
 Client::Client(std::unique_ptr<GenerationStub> generation, std::unique_ptr<SequenceStub> sequences,
                std::unique_ptr<PageStoreStub> pages, std::chrono::milliseconds timeout,
-               Sleeper sleep)
+               Sleeper sleep, std::chrono::milliseconds resume_timeout)
     : generation_(std::move(generation)),
       sequences_(std::move(sequences)),
       pages_(std::move(pages)),
       timeout_(timeout),
-      sleep_(std::move(sleep)) {}
+      sleep_(std::move(sleep)),
+      resume_timeout_(resume_timeout) {}
 
 absl::StatusOr<std::unique_ptr<Generation>> Client::Generate(const v1::GenerateRequest& request) {
   if (generation_ == nullptr) return NotConnected("worker_address");
-  auto context = std::make_unique<grpc::ClientContext>();
-  auto reader = generation_->Generate(context.get(), request);
-  return std::make_unique<Generation>(std::move(context), std::move(reader));
+  const auto generate = [this](const v1::GenerateRequest& again) {
+    Generation::Call call;
+    call.context = std::make_unique<grpc::ClientContext>();
+    call.reader = generation_->Generate(call.context.get(), again);
+    return call;
+  };
+  Generation::ResumeOptions resume;
+  if (resume_timeout_.count() > 0) {
+    resume = {
+        .request = request, .generate = generate, .timeout = resume_timeout_, .sleep = sleep_};
+  }
+  return std::make_unique<Generation>(generate(request), std::move(resume));
 }
 
 absl::StatusOr<v1::GenerateSummary> Client::Generate(

@@ -23,6 +23,9 @@ struct ClientOptions {
   std::string worker_address = "";            // rank 0 of a worker group, host:port
   std::string cache_address = "";             // the cache service, host:port
   std::chrono::milliseconds timeout{30'000};  // of every call but Generate
+  // How long Generate tries to go on where its stream broke off, without a new token;
+  // 0: not at all.
+  std::chrono::milliseconds resume_timeout{60'000};
 };
 
 // What the server tells of its model: enough to tokenise and to chat.
@@ -32,8 +35,8 @@ struct ModelDescription {
   std::vector<std::string> merges;  // by rank, "left right"
 };
 
-// Threads may share a client. Reads are repeated while a server is UNAVAILABLE;
-// nothing that changes something is ever repeated. Calls whose address was not
+// Threads may share a client. Reads are repeated while a server is UNAVAILABLE, and
+// Generate goes on where it broke off; nothing else is repeated. Calls whose address was not
 // given are FAILED_PRECONDITION.
 class Client {
  public:
@@ -47,9 +50,11 @@ class Client {
 
   // With stubs of the caller's, for tests; any may be null.
   Client(std::unique_ptr<GenerationStub> generation, std::unique_ptr<SequenceStub> sequences,
-         std::unique_ptr<PageStoreStub> pages, std::chrono::milliseconds timeout, Sleeper sleep);
+         std::unique_ptr<PageStoreStub> pages, std::chrono::milliseconds timeout, Sleeper sleep,
+         std::chrono::milliseconds resume_timeout = std::chrono::milliseconds{60'000});
 
-  // Continues a prompt. The call is cancelled when the Generation goes first.
+  // Continues a prompt. The call is cancelled when the Generation goes first; it must
+  // not outlive the client.
   absl::StatusOr<std::unique_ptr<Generation>> Generate(const v1::GenerateRequest& request);
 
   // Likewise, calling `on_token` for each token until the end; it returns false
@@ -83,6 +88,7 @@ class Client {
   std::unique_ptr<PageStoreStub> pages_;
   std::chrono::milliseconds timeout_;
   Sleeper sleep_;
+  std::chrono::milliseconds resume_timeout_;
 };
 
 }  // namespace heavywater

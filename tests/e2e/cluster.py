@@ -39,7 +39,7 @@ class Process:
         command = [str(BIN / binary), *(f"--{name}={_text(value)}" for name, value in flags.items())]
         self.log = log
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self._log_file = log.open("w")
+        self._log_file = log.open("a")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self._log_file, text=True, env=environment
@@ -145,13 +145,25 @@ class Cluster:
             "cache_address": self.cache_address,
             **worker,
         }
-        for rank in range(size):
-            flags = {**common, "rank": rank, **per_rank.get(rank, {})}
+        self._binary = binary
+        self._worker_flags = [{**common, "rank": rank, **per_rank.get(rank, {})} for rank in range(size)]
+        for rank, flags in enumerate(self._worker_flags):
             self.workers.append(Process(binary, flags, self.folder / f"rank{rank}.log"))
         self.worker_addresses = [process.wait_for_line("listening on ") for process in self.workers]
         self.worker_address = self.worker_addresses[0]
         for address in self.worker_addresses:
             self.wait_ready(address)
+
+    def restart_worker(self, rank: int) -> None:
+        """In the place of one that has died: a new process at the same address."""
+        flags = {**self._worker_flags[rank], "listen_address": self.worker_addresses[rank]}
+        self.workers[rank] = Process(self._binary, flags, self.folder / f"rank{rank}.log")
+        self.workers[rank].wait_for_line("listening on ")
+
+    def is_ready(self, rank: int) -> bool:
+        stub = health_pb2_grpc.HealthStub(self.channel(self.worker_addresses[rank]))
+        answer = stub.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=5)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def wait_ready(self, address: str, timeout_s: float = START_S) -> None:
         stub = health_pb2_grpc.HealthStub(self.channel(address))

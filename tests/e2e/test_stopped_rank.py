@@ -16,6 +16,8 @@ from heavywater.v1 import generation_pb2
 # What the design promises, and what a busy machine adds.
 NOTICED_S = 5.0
 SLACK_S = 3.0
+# The group does not form again (test_survival.py has that): its processes end.
+ENDS = {"reform_timeout_ms": 0}
 
 
 class Stopped:
@@ -50,7 +52,7 @@ def _expect_the_others_end(group: Cluster, stopped: int) -> None:
 
 def test_a_rank_that_stops_in_the_middle_of_decode_is_noticed_in_time(folder: Path, long_prompt: list[int]) -> None:
     request = generation_pb2.GenerateRequest(tokens=long_prompt[:64], max_new_tokens=8000, ignore_eos=True)
-    with cluster(folder, 3) as group:
+    with cluster(folder, 3, worker=ENDS) as group:
         stream = group.generation.Generate(request, timeout=300)
         for _ in range(20):
             next(stream)
@@ -64,7 +66,7 @@ def test_a_rank_that_stops_in_the_middle_of_decode_is_noticed_in_time(folder: Pa
 
 def test_a_rank_that_stops_while_nothing_runs_is_noticed_in_time(folder: Path, long_prompt: list[int]) -> None:
     request = {"tokens": long_prompt[:64], "max_new_tokens": 4, "ignore_eos": True}
-    with cluster(folder, 3) as group:
+    with cluster(folder, 3, worker=ENDS) as group:
         assert len(token_ids(group.generate(**request))) == 4
         time.sleep(1.5)
         with Stopped(group, 2) as stopped:
@@ -75,7 +77,7 @@ def test_a_rank_that_stops_while_nothing_runs_is_noticed_in_time(folder: Path, l
 
 
 def test_rank_0_that_stops_ends_the_others(folder: Path, long_prompt: list[int]) -> None:
-    with cluster(folder, 3) as group, Stopped(group, 0) as stopped:
+    with cluster(folder, 3, worker=ENDS) as group, Stopped(group, 0) as stopped:
         while any(worker.alive() for worker in group.workers[1:]):
             assert time.monotonic() - stopped.since < 15, "a rank goes on without its group"
             time.sleep(0.05)

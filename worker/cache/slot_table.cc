@@ -39,6 +39,13 @@ void SlotTable::Assign(std::span<const Position> positions) {
   used_ = static_cast<int64_t>(positions.size());
 }
 
+void SlotTable::Restore(std::span<const Position> positions) {
+  Assign(positions);
+  for (int32_t slot = static_cast<int32_t>(used_) - 1; slot >= 0; --slot) {
+    if (positions_[slot] == kNoPosition) free_.push_back(slot);
+  }
+}
+
 void SlotTable::Release(std::span<const int32_t> slots) {
   for (int32_t slot : slots) {
     HW_CHECK(slot >= 0 && slot < used_ && positions_[slot] != kNoPosition);

@@ -34,6 +34,8 @@ class SlotTable {
   void Place(std::span<const Position> positions, std::vector<int32_t>& slots);
   // The prompt's result: position positions[i] in slot i. The table must be empty.
   void Assign(std::span<const Position> positions);
+  // As it was when positions() gave these. The table must be empty; they must fit.
+  void Restore(std::span<const Position> positions);
   // Frees occupied slots, in any order. `used` stays: sets that gain and lose
   // the same numbers keep the same `used`.
   void Release(std::span<const int32_t> slots);

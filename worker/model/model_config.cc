@@ -56,6 +56,10 @@ absl::Status CheckModelConfig(const ModelConfig& config, const ConfigNames& name
     return absl::InvalidArgumentError(
         Message("the head size is ", config.head_dim, ", want an even number up to ", kMaxHeadDim));
   }
+  if (config.rope_scaling.kind == RopeScaling::Kind::kYarn && config.rope_base <= 1) {
+    return absl::InvalidArgumentError(
+        Message("the base of RoPE is ", config.rope_base, ", want above 1 with yarn"));
+  }
   return CheckScaling(config.rope_scaling, names.rope_scaling);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "worker/rank/decay.h"
 #include "worker/rank/restrided.h"
@@ -51,6 +52,49 @@ void DemotedLedger::ClearGain(int head, Position position) {
 void DemotedLedger::MergeGains() {
   for (size_t i = 0; i < fresh_.size(); ++i) unreported_[i] += fresh_[i];
   ForgetFreshGains();
+}
+
+LedgerSnapshot DemotedLedger::Save(bool with_scores) const {
+  LedgerSnapshot snapshot;
+  snapshot.stride = stride_;
+  for (const Score& score : scores_) {
+    if (!with_scores) break;
+    snapshot.scores.push_back(score.score);
+    snapshot.clocks.push_back(score.clock);
+  }
+  for (int head = 0; head < num_heads_; ++head) {
+    for (int64_t i = 0; i < stride_; ++i) {
+      const int64_t gain = unreported_[head * stride_ + i];
+      if (gain > 0) snapshot.unreported.push_back({head, {static_cast<Position>(i), gain}});
+    }
+  }
+  return snapshot;
+}
+
+absl::Status DemotedLedger::Load(const LedgerSnapshot& snapshot) {
+  const auto size = static_cast<size_t>(num_sets_ * snapshot.stride);
+  if (snapshot.stride < 0 || snapshot.scores.size() != size || snapshot.clocks.size() != size) {
+    return absl::DataLossError(absl::StrCat("snapshot: a ledger has ", snapshot.scores.size(),
+                                            " scores and ", snapshot.clocks.size(),
+                                            " clocks, want ", size, " of each"));
+  }
+  Grow(snapshot.stride);
+  for (int set = 0; set < num_sets_; ++set) {
+    for (int64_t i = 0; i < snapshot.stride; ++i) {
+      const auto from = static_cast<size_t>(set * snapshot.stride + i);
+      scores_[set * stride_ + i] = {snapshot.scores[from], snapshot.clocks[from]};
+    }
+  }
+  for (const LedgerSnapshot::Gain& one : snapshot.unreported) {
+    const Position position = one.gain.position;
+    if (one.head < 0 || one.head >= num_heads_ || position < 0 || position >= stride_) {
+      return absl::DataLossError(absl::StrCat("snapshot: a gain of head ", one.head, ", position ",
+                                              position, ", want below ", num_heads_, " and ",
+                                              stride_));
+    }
+    unreported_[one.head * stride_ + position] = one.gain.gain;
+  }
+  return absl::OkStatus();
 }
 
 void DemotedLedger::SetScore(int set, Position position, int64_t score, int64_t clock) {

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "cache_service/base/ids.h"
 
 namespace heavywater {
@@ -15,6 +16,19 @@ struct PositionGain {
   Position position = 0;
   int64_t gain = 0;
   bool operator==(const PositionGain&) const = default;
+};
+
+// What a ledger holds at a plan, for a sequence that goes on elsewhere.
+struct LedgerSnapshot {
+  // [num_sets][stride]; empty: taken from another rank's.
+  int64_t stride = 0;
+  std::vector<int64_t> scores;
+  std::vector<int64_t> clocks;
+  struct Gain {
+    int head = 0;
+    PositionGain gain;
+  };
+  std::vector<Gain> unreported;  // those above 0
 };
 
 // Scores by set, which all ranks hold alike; gains by KV head of this rank, of
@@ -41,6 +55,11 @@ class DemotedLedger {
   void ClearGain(int head, Position position);
   // Fresh gains become unreported ones.
   void MergeGains();
+
+  // Fresh gains are none at a plan, and not saved.
+  LedgerSnapshot Save(bool with_scores) const;
+  // After Grow(). DATA_LOSS for what does not fit.
+  absl::Status Load(const LedgerSnapshot& snapshot);
 
   // `clock`: queries for which scores have decayed so far.
   void SetScore(int set, Position position, int64_t score, int64_t clock);

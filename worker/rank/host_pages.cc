@@ -46,7 +46,8 @@ absl::StatusOr<HostPages> HostPages::Open(const RankCacheOptions& options, HostT
   HW_RETURN_IF_ERROR(tier->OpenSequence(sequence, pages.geometry_, pages.heads_));
   pages.role_ = Role::kWriter;
   pages.tier_ = tier;
-  HW_RETURN_IF_ERROR(pages.ReservePrompt(sequence_options.prompt_tokens));
+  HW_RETURN_IF_ERROR(pages.ReservePrompt(
+      std::max(sequence_options.prompt_tokens, sequence_options.restored_tokens)));
   return pages;
 }
 
@@ -62,6 +63,7 @@ HostPages& HostPages::operator=(HostPages&& other) noexcept {
   reserve_ahead_tokens_ = other.reserve_ahead_tokens_;
   max_tokens_ = other.max_tokens_;
   backed_ = std::move(other.backed_);
+  written_tokens_ = other.written_tokens_;
   next_attempt_page_ = other.next_attempt_page_;
   return *this;
 }
@@ -116,13 +118,33 @@ void HostPages::FillRows(int layer, int64_t begin, int64_t end, std::span<HostRo
     for (int head = 0; head < heads_.count && backed_[page]; ++head) {
       std::byte* memory = tier_->Page(sequence_, layer, heads_.first + head, page);
       if (memory == nullptr) continue;
-      for (int64_t p = position; p < page_end; ++p) {
+      // A sealed page stays as it is, bit for bit.
+      for (int64_t p = std::max(position, written_tokens_); p < page_end; ++p) {
         rows[(p - begin) * heads_.count + head].row =
             memory + int64_t{geometry_.RowOf(p)} * geometry_.row_bytes;
       }
     }
     position = page_end;
   }
+}
+
+absl::Status HostPages::TakeOver(int64_t tokens, int64_t known_tokens) {
+  const int64_t stored = role_ == Role::kWriter ? tier_->StoredTokens(sequence_) : 0;
+  if (stored < tokens || first_unbacked() < tokens) {
+    return absl::DataLossError(absl::StrCat("host pages hold ", stored, " tokens of sequence ",
+                                            sequence_, ", want ", tokens));
+  }
+  written_tokens_ = std::min(stored, known_tokens);
+  return absl::OkStatus();
+}
+
+std::vector<const std::byte*> HostPages::AllPages(int layer) const {
+  const auto num_pages = static_cast<int64_t>(backed_.size());
+  std::vector<const std::byte*> pages;
+  for (int head = 0; head < heads_.count; ++head) {
+    for (int64_t page = 0; page < num_pages; ++page) pages.push_back(Page(layer, head, page));
+  }
+  return pages;
 }
 
 bool HostPages::has_copy(Position position) const {

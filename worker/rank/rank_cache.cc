@@ -107,6 +107,15 @@ absl::Status RankCache::Open(SequenceId sequence, const SequenceOptions& options
   return absl::OkStatus();
 }
 
+absl::Status RankCache::Restore(SequenceId sequence, SequenceOptions options,
+                                const SequenceSnapshot& snapshot, int64_t known_tokens) {
+  options.restored_tokens = snapshot.tokens_seen;
+  HW_RETURN_IF_ERROR(Open(sequence, options));
+  const absl::Status restored = sequences_[sequence]->Restore(snapshot, known_tokens);
+  if (!restored.ok()) HW_RETURN_IF_ERROR(Close(sequence));
+  return restored;
+}
+
 absl::Status RankCache::Close(SequenceId sequence) {
   HW_RETURN_IF_ERROR(Find(sequence).status());
   sequences_.erase(sequence);

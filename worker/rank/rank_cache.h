@@ -23,6 +23,7 @@
 namespace heavywater {
 
 class SequenceCache;
+struct SequenceSnapshot;
 class Workspace;
 
 struct RankCacheOptions {
@@ -56,6 +57,10 @@ class RankCache {
   // RESOURCE_EXHAUSTED naming need, limit, what is in use and the longest prompt
   // that fits; UNAVAILABLE when the host tier cannot be reached.
   absl::Status Open(SequenceId sequence, const SequenceOptions& options);
+  // Likewise, in the state of a snapshot, as SequenceCache::Restore() says; on an error
+  // the sequence is closed again.
+  absl::Status Restore(SequenceId sequence, SequenceOptions options,
+                       const SequenceSnapshot& snapshot, int64_t known_tokens);
   // NOT_FOUND. Frees device memory; host pages live on until their lease ends.
   absl::Status Close(SequenceId sequence);
 

@@ -19,6 +19,7 @@
 #include "worker/rank/sequence_memory.h"
 #include "worker/rank/sequence_options.h"
 #include "worker/rank/sequence_recall.h"
+#include "worker/rank/sequence_snapshot.h"
 
 namespace heavywater {
 
@@ -105,6 +106,18 @@ class SequenceCache {
   bool has_excess_reservation() const;
   void GiveUpExcessReservation();
 
+  // Whether Snapshot() can be restored to exactly this state: at a plan (or wherever
+  // nothing is pending until one), all of it in host memory.
+  bool CanSnapshot() const;
+  // FAILED_PRECONDITION unless CanSnapshot(). Without slots (and the ledger's scores)
+  // where another rank holds the same.
+  absl::StatusOr<SequenceSnapshot> Snapshot(bool with_slots) const;
+  // Instead of the prompt, for options().restored_tokens: the slots are filled from the
+  // host pages. Positions below `known_tokens` of the text come again as they were, so
+  // that what the pages hold of them is not written anew. DATA_LOSS: the snapshot does
+  // not fit, or pages are not there; the sequence is then good for nothing.
+  absl::Status Restore(const SequenceSnapshot& snapshot, int64_t known_tokens);
+
   SequenceStats Stats() const;
   absl::StatusOr<PlanReport> Report(bool with_sets) const;
   absl::StatusOr<std::vector<std::byte>> ReadResident(int layer, int kv_head,
@@ -125,6 +138,9 @@ class SequenceCache {
   int64_t device_bytes() const;
   int64_t planned_bytes() const;
   void AddLayerHash(int layer);
+  absl::Status CheckSnapshot(const SequenceSnapshot& snapshot) const;
+  absl::Status CheckLayer(int layer, std::span<const SlotSnapshot> sets, int64_t tokens_seen) const;
+  absl::Status RestoreLayer(int layer, std::span<const SlotSnapshot> sets);
   int ModelHead(int set) const;  // -1: all heads share the set
 
   const RankCacheOptions rank_;

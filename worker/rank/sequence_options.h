@@ -21,6 +21,9 @@ struct SequenceOptions {
   // An engine's prompt that goes through all layers more than once, a part of its
   // tokens at a time: every layer stays whole on the device until the last part.
   bool prompt_in_steps = false;
+  // A sequence that begins in a snapshot: the tokens that this has seen, whose host
+  // pages are there. 0: it begins with its prompt.
+  int64_t restored_tokens = 0;
 };
 
 // resident + demoted + dropped == seen, for each layer and set.

@@ -18,6 +18,7 @@
 #include "worker/rank/recall_stats.h"
 #include "worker/rank/sequence_memory.h"
 #include "worker/rank/sequence_options.h"
+#include "worker/rank/sequence_snapshot.h"
 
 namespace heavywater {
 
@@ -87,6 +88,12 @@ class SequenceRecall {
   // After all sets: sketches what is new, shows the device what is demoted.
   absl::Status FinishPlan(int64_t tokens_seen);
 
+  // At a plan, or before the first. `with_scores`: else another rank's are used.
+  absl::StatusOr<RecallSnapshot> Snapshot(bool with_scores) const;
+  // Of a fresh one: as it was. slots [num_layers][num_sets]: the residents.
+  absl::Status Restore(const RecallSnapshot& snapshot, std::span<const SlotSnapshot> slots,
+                       int64_t tokens_seen);
+
   const RecallStats& stats() const { return stats_; }
 
  private:
@@ -108,6 +115,8 @@ class SequenceRecall {
   absl::Status EncodeLayer(int layer, int64_t first_page, int64_t tokens);
   absl::Status ChooseChannels(int layer, int64_t tokens);
   absl::Status Upload(int layer);
+  absl::Status RestoreDevice(const RecallSnapshot& snapshot);
+  void MarkAbsent(Layer& layer, int set, const SlotSnapshot& slots, int64_t tokens);
   void CountReads();
   void CountAllDemoted();
   bool NeedsEncoding(int64_t tokens_seen) const;

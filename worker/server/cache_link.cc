@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
@@ -15,6 +16,8 @@ namespace heavywater {
 namespace {
 
 constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);
+// Of one try to form again: so often it is known anew who is missing.
+constexpr absl::Duration kRejoinTimeout = absl::Seconds(1);
 
 // Reconnects within a second of the service's return.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
@@ -44,10 +47,7 @@ CacheLink::CacheLink(CacheLinkOptions options)
       channel_(MakeChannel(options_.cache_address)),
       stub_(v1::GroupService::NewStub(channel_)) {}
 
-CacheLink::~CacheLink() {
-  stop_.Stop();
-  if (thread_.joinable()) thread_.join();
-}
+CacheLink::~CacheLink() { StopHeartbeats(); }
 
 absl::Status CacheLink::Join(StopFlag& stop) {
   Backoff backoff(absl::Milliseconds(200), absl::Seconds(2));
@@ -62,8 +62,45 @@ absl::Status CacheLink::Join(StopFlag& stop) {
   return absl::CancelledError("stopped while joining the group");
 }
 
-absl::Status CacheLink::JoinOnce(absl::Duration timeout) {
+absl::Status CacheLink::Rejoin(Epoch failed, absl::Duration limit, StopFlag& stop) {
+  StopHeartbeats();
+  Backoff backoff(absl::Milliseconds(100), absl::Seconds(1));
+  const absl::Time deadline = absl::Now() + limit;
+  absl::Status joined;
+  do {
+    joined = JoinOnce(kRejoinTimeout, failed);
+    if (joined.ok()) {
+      StartHeartbeats();
+      return joined;
+    }
+    if (!WorthAnotherTry(joined)) return joined;
+    // Ranks that are missing are waited for in Join itself, without a gap in which the
+    // others would not find this one.
+    if (!absl::IsDeadlineExceeded(joined) && stop.WaitFor(backoff.Next())) break;
+  } while (!stop.stopped() && absl::Now() < deadline);
+  if (stop.stopped()) return absl::CancelledError("stopped while the group forms again");
+  return absl::DeadlineExceededError(absl::StrCat("the group has not formed again within ",
+                                                  absl::FormatDuration(limit), ": ",
+                                                  joined.message()));
+}
+
+void CacheLink::StopHeartbeats() {
+  stop_->Stop();
+  {
+    MutexLock lock(&mutex_);
+    if (joining_ != nullptr) joining_->TryCancel();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+std::string CacheLink::waiting_for() const {
+  MutexLock lock(&mutex_);
+  return waiting_for_;
+}
+
+absl::Status CacheLink::JoinOnce(absl::Duration timeout, Epoch failed) {
   v1::JoinRequest request;
+  request.set_failed_epoch(failed);
   request.set_group(options_.group);
   request.set_rank(options_.rank);
   request.set_size(options_.size);
@@ -74,11 +111,18 @@ absl::Status CacheLink::JoinOnce(absl::Duration timeout) {
   request.set_timeout_ms(absl::ToInt64Milliseconds(timeout));
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout + absl::Seconds(2)));
+  {
+    MutexLock lock(&mutex_);
+    joining_ = &context;
+  }
   v1::JoinResponse response;
   const absl::Status status = FromGrpcStatus(stub_->Join(&context, request, &response));
-  Note(status);
-  if (!status.ok()) return status;
   MutexLock lock(&mutex_);
+  joining_ = nullptr;
+  // That ranks are missing is an answer.
+  up_ = !ServiceIsAway(status) || absl::StrContains(status.message(), "missing ranks");
+  waiting_for_ = std::string(status.message());
+  if (!status.ok()) return status;
   epoch_ = response.epoch();
   addresses_.assign(response.addresses().begin(), response.addresses().end());
   if (response.heartbeat_interval_ms() > 0) {
@@ -88,6 +132,7 @@ absl::Status CacheLink::JoinOnce(absl::Duration timeout) {
 }
 
 void CacheLink::StartHeartbeats() {
+  stop_ = std::make_unique<StopFlag>();
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -95,13 +140,14 @@ void CacheLink::Run() {
   Backoff backoff(absl::Milliseconds(100), absl::Seconds(1));
   bool answered = true;
   absl::Duration delay = absl::ZeroDuration();
-  while (!stop_.WaitFor(delay)) {
+  while (!stop_->WaitFor(delay)) {
     absl::Status status = Heartbeat();
     // A restarted service does not know the group: the ranks meet there again.
     // Running sequences go on either way; only new ones need the new epoch.
     if (absl::IsAborted(status) || absl::IsNotFound(status)) {
       status = JoinOnce(absl::Seconds(5));
     }
+    if (stop_->stopped()) return;
     if (up() != answered) {
       LogWarn(up() ? "cache service is back" : "cache service does not answer",
               {{"cache", options_.cache_address}, {"status", status.ToString()}});
@@ -149,8 +195,7 @@ absl::Status CacheLink::Heartbeat() {
 }
 
 void CacheLink::Leave() {
-  stop_.Stop();
-  if (thread_.joinable()) thread_.join();
+  StopHeartbeats();
   if (!up()) return;
   v1::LeaveRequest request;
   request.set_group(options_.group);

@@ -48,8 +48,15 @@ class CacheLink {
   // Enters the group; returns when all ranks are there. Tries again while the
   // service cannot be reached or ranks are missing, until `stop`.
   absl::Status Join(StopFlag& stop);
+  // The formation `failed` has lost a rank: stops the heartbeats, joins again, which
+  // ends that formation for everybody, and starts them again. DEADLINE_EXCEEDED naming
+  // the missing ranks when the group is not complete within `limit`; CANCELLED at `stop`.
+  absl::Status Rejoin(Epoch failed, absl::Duration limit, StopFlag& stop);
   // Renews membership and leases on a thread until Leave().
   void StartHeartbeats();
+  // Why the last Join or Rejoin under way has not got any further ("missing ranks 1 of
+  // 3"); empty when it has.
+  std::string waiting_for() const;
   // Ends membership; one short try.
   void Leave();
 
@@ -83,7 +90,9 @@ class CacheLink {
   void RemoveListener() { SetListener(nullptr); }
 
  private:
-  absl::Status JoinOnce(absl::Duration timeout);
+  absl::Status JoinOnce(absl::Duration timeout, Epoch failed = 0);
+  // Of the heartbeats' thread; a call of its that waits is cancelled.
+  void StopHeartbeats();
   void Run();
   absl::Status Heartbeat();
 
@@ -95,7 +104,7 @@ class CacheLink {
   const CacheLinkOptions options_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::GroupService::Stub> stub_;
-  StopFlag stop_;
+  std::unique_ptr<StopFlag> stop_ = std::make_unique<StopFlag>();  // of the heartbeats
   std::thread thread_;
 
   mutable Mutex mutex_;
@@ -103,6 +112,8 @@ class CacheLink {
   std::vector<std::string> addresses_ ABSL_GUARDED_BY(mutex_);
   absl::Duration interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
   bool up_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string waiting_for_ ABSL_GUARDED_BY(mutex_);
+  grpc::ClientContext* joining_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the call under way
   std::map<SequenceId, Listed> sequences_ ABSL_GUARDED_BY(mutex_);
   Mutex listener_mutex_;  // held during the call
   std::function<void(SequenceId)> on_unknown_ ABSL_GUARDED_BY(listener_mutex_);

@@ -61,6 +61,8 @@ absl::StatusOr<CommandResult> CommandRunner::Run(const v1::GroupCommand& command
     case v1::GroupCommand::kIdle:
     case v1::GroupCommand::kShutdown:
       return CommandResult{};
+    case v1::GroupCommand::kRestore:
+      return Restore(command.restore());
     case v1::GroupCommand::COMMAND_NOT_SET:
       break;
   }
@@ -110,6 +112,45 @@ absl::Status CommandRunner::OpenHere(const v1::OpenCommand& command) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<CommandResult> CommandRunner::Restore(const v1::RestoreCommand& command) {
+  const SequenceId sequence = command.sequence_id();
+  const absl::Status here = RestoreHere(command);
+  if (!here.ok()) {
+    LogWarn("sequence is not restored", {{"sequence", sequence}, {"error", here.ToString()}});
+  }
+  CommandResult result;
+  HW_RETURN_IF_ERROR(
+      AgreeOnStatus(here, cache_.backend(), communicator_, cache_.stream(), result.status));
+  if (result.status.ok()) {
+    reports_.Resume(sequence, command.plan(), command.tokens_seen(), command.incarnation());
+  } else if (here.ok()) {
+    HW_RETURN_IF_ERROR(cache_.Close(sequence));
+  }
+  return result;
+}
+
+absl::Status CommandRunner::RestoreHere(const v1::RestoreCommand& command) {
+  if (options_.tier == nullptr || options_.snapshots == nullptr) {
+    return absl::FailedPreconditionError("this worker has no cache service to restore from");
+  }
+  SequenceOptions options;
+  HW_ASSIGN_OR_RETURN(options.policy, PolicyFromProto(command.policy()));
+  HW_ASSIGN_OR_RETURN(options.on_host_full, ParseOnHostFull(command.on_host_full()));
+  options.prompt_tokens = command.prompt_tokens();
+  options.max_tokens = command.max_tokens();
+  const SequenceId sequence = command.sequence_id();
+  HW_ASSIGN_OR_RETURN(const SequenceSnapshot snapshot,
+                      options_.snapshots->Read(sequence, command.plan()));
+  if (snapshot.tokens_seen != command.tokens_seen()) {
+    return absl::DataLossError(absl::StrCat("snapshot has seen ", snapshot.tokens_seen,
+                                            " tokens, want ", command.tokens_seen()));
+  }
+  options_.tier->Expect(sequence, command.max_tokens(), absl::Milliseconds(command.lease_ms()));
+  const absl::Status restored = cache_.Restore(sequence, options, snapshot, command.known_tokens());
+  if (!restored.ok()) options_.tier->Forget(sequence);
+  return restored;
+}
+
 absl::StatusOr<CommandResult> CommandRunner::RunPrompt(const v1::PromptLayerCommand& command) {
   const auto found = prompts_.find(command.sequence_id());
   if (found == prompts_.end() || found->second->layer() != command.layer()) {
@@ -143,7 +184,8 @@ absl::StatusOr<CommandResult> CommandRunner::EndPrompt(PromptPass& pass) {
   HW_ASSIGN_OR_RETURN(std::vector<float> copy, CopyLogits(logits));
   result.logits.push_back(std::move(copy));
   prompts_.erase(sequence);
-  HW_RETURN_IF_ERROR(reports_.Report(sequence, /*with_sets=*/true).status());
+  HW_RETURN_IF_ERROR(
+      reports_.Report(sequence, /*with_sets=*/true, options_.take_snapshots).status());
   return result;
 }
 
@@ -198,8 +240,8 @@ absl::Status CommandRunner::SumReads(const v1::DecodeCommand& command, CommandRe
 absl::Status CommandRunner::AfterItem(const v1::DecodeCommand::Item& item) {
   const std::vector<int32_t> tokens(item.tokens().begin(), item.tokens().end());
   reports_.AddTokens(item.sequence_id(), item.first_position(), tokens);
-  if (!item.plan_due()) return absl::OkStatus();
-  return reports_.Report(item.sequence_id(), item.report_sets()).status();
+  if (!item.plan_due() && !item.snapshot()) return absl::OkStatus();
+  return reports_.Report(item.sequence_id(), item.report_sets(), item.snapshot()).status();
 }
 
 absl::StatusOr<CommandResult> CommandRunner::SumFigures(const v1::FiguresCommand& command) {

@@ -19,6 +19,7 @@
 #include "worker/server/plan_reports.h"
 #include "worker/server/remote_host_tier.h"
 #include "worker/server/sequence_figures.h"
+#include "worker/server/snapshot_source.h"
 
 namespace heavywater {
 
@@ -38,7 +39,9 @@ struct CommandRunnerOptions {
   bool copy_logits = false;        // rank 0
   KvRecorder* recorder = nullptr;  // null: no dump
   std::string dump_dir;
-  RemoteHostTier* tier = nullptr;  // of the cache, told how long sequences may get
+  RemoteHostTier* tier = nullptr;             // of the cache, told how long sequences may get
+  const SnapshotSource* snapshots = nullptr;  // of restored sequences; null: none
+  bool take_snapshots = false;                // at the prompt's end
 };
 
 // Used by the thread of the step.
@@ -60,6 +63,8 @@ class CommandRunner {
   absl::StatusOr<CommandResult> Open(const v1::OpenCommand& command);
   absl::Status OpenHere(const v1::OpenCommand& command);
   absl::Status OpenCache(const v1::OpenCommand& command);
+  absl::StatusOr<CommandResult> Restore(const v1::RestoreCommand& command);
+  absl::Status RestoreHere(const v1::RestoreCommand& command);
   absl::StatusOr<CommandResult> RunPrompt(const v1::PromptLayerCommand& command);
   absl::StatusOr<CommandResult> EndPrompt(PromptPass& pass);
   absl::StatusOr<CommandResult> Decode(const v1::DecodeCommand& command);

@@ -2,6 +2,7 @@
 // thread of the step.
 #pragma once
 
+#include <atomic>
 #include <utility>
 
 #include "cache_service/base/ids.h"
@@ -17,11 +18,14 @@ struct Generation {
   static constexpr int64_t kMaxUnreadBytes = int64_t{16} << 20;
 
   Generation(GenerationRequest request, const OpenedSequence& opened)
-      : request(std::move(request)), sequence(opened.id), lease(opened.lease) {}
+      : request(std::move(request)), sequence(opened.id), lease(opened.lease), opened(opened) {}
 
   const GenerationRequest request;
   const SequenceId sequence;
   const absl::Duration lease;  // as OpenedSequence says
+  const OpenedSequence opened;
+  // The ranks could not restore it: it is of no use to anybody.
+  std::atomic<bool> restore_failed = false;
   ResponseQueue responses{kMaxUnreadMessages, kMaxUnreadBytes};
 };
 

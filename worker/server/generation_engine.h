@@ -2,6 +2,7 @@
 // gRPC.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -36,6 +37,11 @@ class GenerationEngine {
 
  private:
   absl::StatusOr<std::shared_ptr<Generation>> OpenAndQueue(GenerationRequest request);
+  // Of a request that continues: the sequence as it was, else one that is computed again.
+  absl::StatusOr<OpenedSequence> OpenSequence(const GenerationRequest& request);
+  absl::StatusOr<OpenedSequence> Reopen(const GenerationRequest& request);
+  // Its client is back: what still runs for the connection that it has lost ends.
+  absl::Status EndRunning(SequenceId sequence);
   absl::Status ClaimRequestId(const std::string& request_id);
   void ReleaseRequestId(const std::string& request_id);
 
@@ -44,7 +50,9 @@ class GenerationEngine {
   SequenceClient& sequences_;
   AdmissionQueue& queue_;
   Mutex mutex_;
+  CondVar changed_;
   std::set<std::string> request_ids_ ABSL_GUARDED_BY(mutex_);  // that run
+  std::map<SequenceId, std::shared_ptr<Generation>> running_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace heavywater

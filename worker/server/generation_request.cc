@@ -106,6 +106,27 @@ absl::StatusOr<SamplerOptions> ParseSampling(const v1::Sampling& proto) {
       .temperature = temperature, .top_p = top_p, .top_k = proto.top_k(), .seed = proto.seed()};
 }
 
+absl::Status ParseResume(const v1::ResumePoint& proto, const GenerationLimits& limits,
+                         GenerationRequest& request) {
+  const int received = proto.received_tokens_size();
+  if (proto.from_token() != received || received > request.max_new_tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "resume.from_token is ", proto.from_token(), " and resume.received_tokens has ", received,
+        " ids, want the same number, at most max_new_tokens ", request.max_new_tokens));
+  }
+  HW_RETURN_IF_ERROR(
+      CheckTokens("resume.received_tokens", proto.received_tokens(), limits.vocab_size));
+  request.resume_sequence = proto.sequence_id();
+  request.received.assign(proto.received_tokens().begin(), proto.received_tokens().end());
+  for (size_t i = 0; i < request.received.size() && !request.forced.empty(); ++i) {
+    if (request.received[i] == request.forced[i]) continue;
+    return absl::InvalidArgumentError(absl::StrCat("resume.received_tokens[", i, "] is ",
+                                                   request.received[i], ", want forced_tokens[", i,
+                                                   "], ", request.forced[i]));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckContext(const GenerationRequest& request, const GenerationLimits& limits) {
   const size_t given = request.prompt.size() + request.suffix.size();
   const int64_t all = static_cast<int64_t>(given) + request.max_new_tokens;
@@ -141,6 +162,7 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
   request.sequence.on_host_full = limits.on_host_full;
   HW_ASSIGN_OR_RETURN(request.budget, ResolveSequenceBudget(limits.shape, request.sequence));
   request.forced.assign(proto.forced_tokens().begin(), proto.forced_tokens().end());
+  HW_RETURN_IF_ERROR(ParseResume(proto.resume(), limits, request));
   request.ignore_eos = proto.ignore_eos();
   request.return_logits = proto.return_logits();
   request.return_reads = proto.return_reads();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "cache_service/base/ids.h"
 #include "heavywater/v1/generation.pb.h"
 #include "worker/cache/kv_layout.h"
 #include "worker/model/sampler.h"
@@ -24,7 +25,9 @@ struct GenerationRequest {
   bool ignore_eos = false;
   std::vector<int32_t> forced;  // empty, or max_new_tokens of them
   bool return_logits = false;
-  bool return_reads = false;  // recall is on
+  bool return_reads = false;       // recall is on
+  SequenceId resume_sequence = 0;  // 0: begins at its prompt
+  std::vector<int32_t> received;   // new tokens that the client has: not told again
   std::string request_id;
   std::string tenant = "default";
 };

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "absl/cleanup/cleanup.h"
+#include "absl/time/clock.h"
 #include "cache_service/runtime/grpc_status.h"
 
 namespace heavywater {
@@ -12,22 +14,26 @@ namespace {
 
 // How soon a client's cancellation is seen while nothing comes.
 constexpr absl::Duration kCancelPoll = absl::Milliseconds(50);
+// For calls whose sequences have ended to say so.
+constexpr absl::Duration kFarewell = absl::Seconds(1);
 
-// Passes on what the step says until it says no more. True when the client got
-// something.
-bool Relay(grpc::ServerContext& context, ResponseQueue& responses, GenerationEngine& engine,
+// Names the sequence, then passes on what the step says until it says no more. True
+// when the client got something.
+bool Relay(grpc::ServerContext& context, Generation& generation, GenerationEngine& engine,
            grpc::ServerWriter<v1::GenerateResponse>& writer) {
+  ResponseQueue& responses = generation.responses;
+  v1::GenerateResponse accepted;
+  accepted.set_sequence_id(generation.sequence);
   bool any = false;
-  bool gone = false;
+  bool gone = !writer.Write(accepted);
   while (!responses.done()) {
     std::optional<v1::GenerateResponse> response = responses.Pop(kCancelPoll);
-    if (gone) continue;
-    if (response.has_value() && !context.IsCancelled()) {
+    if (response.has_value() && !gone && !context.IsCancelled()) {
       gone = !writer.Write(*response);
       any = any || !gone;
     }
     gone = gone || context.IsCancelled();
-    if (!gone) continue;
+    if (!gone || responses.cancelled()) continue;
     responses.Cancel();
     engine.Wake();
   }
@@ -36,17 +42,53 @@ bool Relay(grpc::ServerContext& context, ResponseQueue& responses, GenerationEng
 
 }  // namespace
 
+void GenerationService::Serve(GenerationEngine& engine) {
+  MutexLock lock(&mutex_);
+  engine_ = &engine;
+}
+
+void GenerationService::StopServing(Waiting waiting) {
+  MutexLock lock(&mutex_);
+  engine_ = nullptr;
+  waiting_ = std::move(waiting);
+  const absl::Time deadline = absl::Now() + kFarewell;
+  while (!calls_.empty() && absl::Now() < deadline) {
+    changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
+  }
+  // Whose clients do not read.
+  for (grpc::ServerContext* call : calls_) call->TryCancel();
+  while (!calls_.empty()) changed_.WaitWithTimeout(&mutex_, kFarewell);
+}
+
+absl::StatusOr<GenerationEngine*> GenerationService::Enter(grpc::ServerContext& context) {
+  Waiting waiting;
+  {
+    MutexLock lock(&mutex_);
+    if (engine_ != nullptr) {
+      calls_.insert(&context);
+      return engine_;
+    }
+    waiting = waiting_;
+  }
+  return absl::UnavailableError(waiting());
+}
+
+void GenerationService::Exit(grpc::ServerContext& context) {
+  MutexLock lock(&mutex_);
+  calls_.erase(&context);
+  changed_.SignalAll();
+}
+
 grpc::Status GenerationService::Generate(grpc::ServerContext* context,
                                          const v1::GenerateRequest* request,
                                          grpc::ServerWriter<v1::GenerateResponse>* writer) {
-  GenerationEngine* engine = engine_;
-  if (engine == nullptr) {
-    return ToGrpcStatus(absl::UnavailableError("the worker group is not ready"));
-  }
-  const auto generation = engine->Start(*request);
+  const absl::StatusOr<GenerationEngine*> engine = Enter(*context);
+  if (!engine.ok()) return ToGrpcStatus(engine.status());
+  const absl::Cleanup exit = [&] { Exit(*context); };
+  const auto generation = (*engine)->Start(*request);
   if (!generation.ok()) return ToGrpcStatus(generation.status());
-  const bool any_output = Relay(*context, (*generation)->responses, *engine, *writer);
-  engine->End(**generation, any_output);
+  const bool any_output = Relay(*context, **generation, **engine, *writer);
+  (*engine)->End(**generation, any_output);
   return ToGrpcStatus((*generation)->responses.status());
 }
 

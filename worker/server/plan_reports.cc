@@ -3,9 +3,15 @@
 #include <utility>
 
 #include "cache_service/base/status.h"
+#include "cache_service/runtime/logging.h"
+#include "worker/rank/sequence_cache.h"
+#include "worker/server/snapshot_proto.h"
 
 namespace heavywater {
 namespace {
+
+// As group.proto says; a longer sequence is computed again after a failure.
+constexpr size_t kMaxSnapshotBytes = size_t{64} << 20;
 
 void AddSet(const ResidentSet& set, v1::PlanReport& proto) {
   v1::ReportedSet& to = *proto.add_sets();
@@ -41,7 +47,34 @@ void PlanReports::AddTokens(SequenceId sequence, int64_t first_position,
   state.tokens.insert(state.tokens.end(), tokens.begin(), tokens.end());
 }
 
-absl::StatusOr<int64_t> PlanReports::Report(SequenceId sequence, bool with_sets) {
+// Ranks see alike whether a state can be given, except where host memory is full on
+// some: then it is never complete at the registry.
+void PlanReports::AddSnapshot(SequenceId sequence, v1::PlanReport& proto) const {
+  const auto found = cache_.Find(sequence);
+  if (!found.ok() || !(*found)->CanSnapshot()) return;
+  const bool shared = (*found)->options().policy.scope == Scope::kLayer;
+  const auto snapshot = (*found)->Snapshot(/*with_slots=*/!shared || cache_.options().rank == 0);
+  if (!snapshot.ok()) {
+    LogWarn("no snapshot", {{"sequence", sequence}, {"error", snapshot.status().ToString()}});
+    return;
+  }
+  std::string bytes = SerializeSnapshot(*snapshot);
+  if (bytes.size() > kMaxSnapshotBytes) return;
+  proto.mutable_snapshot()->set_total_bytes(static_cast<int64_t>(bytes.size()));
+  proto.mutable_snapshot()->set_data(std::move(bytes));
+}
+
+void PlanReports::Resume(SequenceId sequence, int64_t plan, int64_t tokens_seen,
+                         int32_t incarnation) {
+  Sequence& state = sequences_[sequence];
+  state.last.set_sequence_id(sequence);
+  state.last.set_plan(plan);
+  state.last.set_tokens_seen(tokens_seen);
+  state.last.set_incarnation(incarnation);
+}
+
+absl::StatusOr<int64_t> PlanReports::Report(SequenceId sequence, bool with_sets,
+                                            bool with_snapshot) {
   HW_ASSIGN_OR_RETURN(const PlanReport report,
                       cache_.Report(sequence, with_sets && reporter_ != nullptr));
   Sequence& state = sequences_[sequence];
@@ -50,6 +83,7 @@ absl::StatusOr<int64_t> PlanReports::Report(SequenceId sequence, bool with_sets)
     plan = state.last.plan() + 1;
   }
   v1::PlanReport proto = PlanReportToProto(report, plan, cache_.options().rank);
+  proto.set_incarnation(state.last.incarnation());
   state.last = proto;
   state.last.clear_sets();
   if (reporter_ == nullptr) return plan;
@@ -58,7 +92,9 @@ absl::StatusOr<int64_t> PlanReports::Report(SequenceId sequence, bool with_sets)
     proto.mutable_tokens()->Assign(state.tokens.begin(), state.tokens.end());
     state.tokens.clear();
   }
-  reporter_->Push({std::move(proto), /*keep=*/with_sets});
+  if (with_snapshot) AddSnapshot(sequence, proto);
+  const bool keep = with_sets || proto.has_snapshot();
+  reporter_->Push({std::move(proto), keep});
   return plan;
 }
 

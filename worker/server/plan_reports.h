@@ -30,7 +30,10 @@ class PlanReports {
   // Reports the state after the last step and returns the plan's number. Plans
   // count from 1, the prompt's end. A state with tokens since the last plan (a
   // sequence's end) counts as one plan more, so that a number means one state.
-  absl::StatusOr<int64_t> Report(SequenceId sequence, bool with_sets);
+  // `with_snapshot`: with the state to go on from, where it can be given.
+  absl::StatusOr<int64_t> Report(SequenceId sequence, bool with_sets, bool with_snapshot = false);
+  // The sequence was restored as it was after this report.
+  void Resume(SequenceId sequence, int64_t plan, int64_t tokens_seen, int32_t incarnation);
   // Forgets the sequence. The result tells the registry that the rank writes no
   // more; to be called once that is true, on any thread, while the reporter lives.
   std::function<void()> Close(SequenceId sequence);
@@ -41,6 +44,8 @@ class PlanReports {
     std::vector<int32_t> tokens;  // not reported yet; rank 0 only
     v1::PlanReport last;          // without sets and tokens
   };
+
+  void AddSnapshot(SequenceId sequence, v1::PlanReport& proto) const;
 
   RankCache& cache_;
   Reporter* const reporter_;

@@ -17,6 +17,7 @@ RankZero::RankZero(const v1::WorkerConfig& config, const ModelFacts& facts, OnHo
       scheduler_(worker.runner(), queue_, *facts.tokenizer, metrics,
                  {.max_batch = config.max_batch(),
                   .report_interval_plans = config.report_interval_plans(),
+                  .snapshot_interval_tokens = config.snapshot_interval_tokens(),
                   .max_stall = absl::Milliseconds(config.max_stall_ms()),
                   .comm_timeout = absl::Milliseconds(config.comm_timeout_ms())}) {}
 

@@ -8,6 +8,11 @@
 #include "cache_service/base/status.h"
 
 namespace heavywater {
+namespace {
+
+constexpr absl::Duration kCloseWait = absl::Seconds(1);
+
+}  // namespace
 
 RemoteHostTier::RemoteHostTier(CacheLink& link, RemoteHostTierOptions options)
     : link_(link), client_(link), options_(options) {
@@ -28,6 +33,16 @@ RemoteHostTier::~RemoteHostTier() {
 
 void RemoteHostTier::Expect(SequenceId sequence, int64_t max_tokens, absl::Duration lease) {
   MutexLock lock(&mutex_);
+  const absl::Time deadline = absl::Now() + kCloseWait;
+  const auto ends = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto found = entries_.find(sequence);
+    return found != entries_.end() && found->second.closing();
+  };
+  while (ends() && absl::Now() < deadline) {
+    work_.SignalAll();
+    changed_.WaitWithTimeout(&mutex_, absl::Milliseconds(20));
+  }
+  if (ends()) return;  // OpenSequence() refuses it
   Entry& entry = entries_[sequence];
   entry.max_tokens = max_tokens;
   entry.lease = lease;
@@ -124,6 +139,14 @@ void RemoteHostTier::Skip(SequenceId sequence, int64_t first_page, int64_t num_p
   // The service hears of it before the watermark passes the pages.
   entry->next_try = absl::InfinitePast();
   work_.SignalAll();
+}
+
+int64_t RemoteHostTier::StoredTokens(SequenceId sequence) const {
+  MutexLock lock(&mutex_);
+  const auto found = entries_.find(sequence);
+  if (found == entries_.end() || found->second.sequence == nullptr) return 0;
+  const Entry& entry = found->second;
+  return entry.orphan || IsFenced(entry) ? 0 : entry.sequence->stored();
 }
 
 bool RemoteHostTier::IsLost(SequenceId sequence) const {

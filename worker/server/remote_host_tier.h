@@ -47,7 +47,8 @@ class RemoteHostTier final : public HostTier {
 
   // Before OpenSequence(): pages are reserved ahead up to so many tokens; `lease`
   // is the sequence's at the service. For a sequence that was not opened after
-  // all, Forget().
+  // all, Forget(). Waits for the end of one of the same id that was closed just now:
+  // its last rows, at most kCloseWait.
   void Expect(SequenceId sequence, int64_t max_tokens, absl::Duration lease);
   void Forget(SequenceId sequence);
   absl::Status OpenSequence(SequenceId sequence, const PageGeometry& geometry,
@@ -56,6 +57,8 @@ class RemoteHostTier final : public HostTier {
   void Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) override;
   std::byte* Page(SequenceId sequence, int layer, int kv_head, int64_t page) override;
   void Publish(SequenceId sequence, int64_t tokens) override;
+  // Where the pages lie in the slab: those that are streamed are not read back.
+  int64_t StoredTokens(SequenceId sequence) const override;
   bool IsLost(SequenceId sequence) const override;
   void CloseSequence(SequenceId sequence) override;
   int64_t reserved_bytes() const override;

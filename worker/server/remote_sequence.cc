@@ -145,6 +145,11 @@ void RemoteSequence::Publish(int64_t tokens) {
   if (slab_ != nullptr && !has_local_pages()) Committed(CommitEnd());
 }
 
+int64_t RemoteSequence::stored() const {
+  if (watermark_ == nullptr || has_local_pages() || skipped_pages_ > 0) return 0;
+  return watermark_->load(std::memory_order_acquire);
+}
+
 int64_t RemoteSequence::CommitEnd() const {
   return std::max(committed_, std::min(published_, granted_pages_ * geometry_.page_tokens));
 }

@@ -81,6 +81,8 @@ class RemoteSequence {
   // Published by the rank; committed at the service.
   int64_t published() const { return published_; }
   int64_t committed() const { return committed_; }
+  // What the slab's watermark says, whoever raised it; 0 unless all pages lie there.
+  int64_t stored() const;
   void Publish(int64_t tokens);
   // What can be committed now.
   int64_t CommitEnd() const;

@@ -18,6 +18,47 @@ absl::Status GroupFailed(const absl::Status& status) {
   return absl::UnavailableError(absl::StrCat("the worker group failed: ", status.ToString()));
 }
 
+// The client comes again, and it is computed from its tokens then.
+absl::Status NotRestored(const absl::Status& status) {
+  return absl::UnavailableError(
+      absl::StrCat("the sequence cannot be restored: ", status.ToString()));
+}
+
+std::string NameOf(OnHostFull on_host_full) {
+  return on_host_full == OnHostFull::kDrop ? "drop" : "stop";
+}
+
+v1::GroupCommand OpenCommandOf(const Generation& generation) {
+  const GenerationRequest& request = generation.request;
+  v1::GroupCommand command;
+  v1::OpenCommand& open = *command.mutable_open();
+  open.set_sequence_id(generation.sequence);
+  *open.mutable_policy() = PolicyToProto(request.sequence.policy);
+  open.set_max_tokens(request.sequence.max_tokens);
+  open.mutable_prompt()->Assign(request.prompt.begin(), request.prompt.end());
+  open.set_lease_ms(absl::ToInt64Milliseconds(generation.lease));
+  open.set_on_host_full(NameOf(request.sequence.on_host_full));
+  return command;
+}
+
+v1::GroupCommand RestoreCommandOf(const Generation& generation) {
+  const GenerationRequest& request = generation.request;
+  v1::GroupCommand command;
+  v1::RestoreCommand& restore = *command.mutable_restore();
+  restore.set_sequence_id(generation.sequence);
+  *restore.mutable_policy() = PolicyToProto(request.sequence.policy);
+  restore.set_prompt_tokens(request.sequence.prompt_tokens);
+  restore.set_max_tokens(request.sequence.max_tokens);
+  restore.set_lease_ms(absl::ToInt64Milliseconds(generation.lease));
+  restore.set_on_host_full(NameOf(request.sequence.on_host_full));
+  restore.set_plan(generation.opened.plan);
+  restore.set_tokens_seen(generation.opened.tokens_seen);
+  restore.set_incarnation(generation.opened.incarnation);
+  restore.set_known_tokens(request.sequence.prompt_tokens +
+                           static_cast<int64_t>(request.suffix.size() + request.received.size()));
+  return command;
+}
+
 }  // namespace
 
 Scheduler::Scheduler(CommandRunner& runner, AdmissionQueue& queue, const Tokenizer& tokenizer,
@@ -105,30 +146,34 @@ absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
     return absl::OkStatus();
   }
   const GenerationRequest& request = generation->request;
-  v1::GroupCommand command;
-  v1::OpenCommand& open = *command.mutable_open();
-  open.set_sequence_id(generation->sequence);
-  *open.mutable_policy() = PolicyToProto(request.sequence.policy);
-  open.set_max_tokens(request.sequence.max_tokens);
-  open.mutable_prompt()->Assign(request.prompt.begin(), request.prompt.end());
-  open.set_lease_ms(absl::ToInt64Milliseconds(generation->lease));
-  open.set_on_host_full(request.sequence.on_host_full == OnHostFull::kDrop ? "drop" : "stop");
+  const bool restored = generation->opened.restored();
+  const v1::GroupCommand command =
+      restored ? RestoreCommandOf(*generation) : OpenCommandOf(*generation);
   const auto result = Execute(command);
   if (!result.ok()) {
     generation->responses.Finish(GroupFailed(result.status()));
     return result.status();
   }
   if (!result->status.ok()) {
-    generation->responses.Finish(result->status);
+    generation->restore_failed = restored;
+    generation->responses.Finish(restored ? NotRestored(result->status) : result->status);
     return absl::OkStatus();
   }
   runs_.push_back(*std::move(run));
   num_running_ = static_cast<int64_t>(runs_.size());
   LogInfo("sequence admitted", {{"sequence", generation->sequence},
                                 {"prompt_tokens", request.prompt.size()},
-                                {"policy", open.policy().policy()},
+                                {"restored_tokens", generation->opened.tokens_seen},
                                 {"running", runs_.size()}});
-  return absl::OkStatus();
+  if (request.resume_sequence != 0) metrics_.CountRestored(restored);
+  return restored ? StartRestored(*runs_.back()) : absl::OkStatus();
+}
+
+absl::Status Scheduler::StartRestored(SequenceRun& run) {
+  HW_RETURN_IF_ERROR(RefreshFigures({&run}));
+  const absl::Status started = run.StartAt(run.restored_tokens());
+  if (!started.ok()) return End(run, started);
+  return run.finished() ? Complete(run) : absl::OkStatus();
 }
 
 // In turn, so that a short prompt does not wait for a long one.

@@ -22,6 +22,7 @@ namespace heavywater {
 struct SchedulerOptions {
   int max_batch = 64;
   int report_interval_plans = 16;
+  int64_t snapshot_interval_tokens = 64;              // 0: none
   int figures_interval_steps = 8;                     // between sums over ranks for live figures
   int64_t append_step_tokens = 64;                    // of all suffixes in one decode step
   absl::Duration max_stall = absl::Milliseconds(50);  // of decode, by prompts
@@ -53,6 +54,9 @@ class Scheduler {
   absl::Status Admit();
   bool FitsNow(const Generation& generation) const;
   absl::Status Open(const std::shared_ptr<Generation>& generation);
+  absl::Status StartRestored(SequenceRun& run);
+  bool SnapshotDue(const SequenceRun& run, const v1::DecodeCommand::Item& item,
+                   const SequenceStats& stats) const;
   absl::StatusOr<bool> RunPrompts();
   absl::Status RunPromptChunk(SequenceRun& run);
   SequenceRun* NextPrompt();

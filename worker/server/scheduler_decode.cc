@@ -15,6 +15,11 @@ namespace {
 // How soon a sequence goes on after its client has read.
 constexpr absl::Duration kFullQueuePoll = absl::Milliseconds(5);
 
+// Of a snapshot, in a layer, about: a resident; a demoted position with recall.
+constexpr int64_t kSlotBytes = 10;
+constexpr int64_t kLedgerBytes = 10;
+constexpr int64_t kSnapshotBytesPerToken = 16 << 10;
+
 }  // namespace
 
 absl::StatusOr<bool> Scheduler::RunDecode() {
@@ -63,7 +68,25 @@ v1::DecodeCommand::Item Scheduler::MakeItem(const SequenceRun& run, int64_t toke
   item.set_report_sets(item.plan_due() && stats.ok() &&
                        (stats->plans + 2) % options_.report_interval_plans == 0);
   item.set_return_reads(run.request().return_reads);
+  item.set_snapshot(stats.ok() && SnapshotDue(run, item, *stats));
   return item;
+}
+
+// At a plan; anywhere for policies that leave nothing pending until one. The larger
+// the state, the rarer: in the long run 16 KiB a token. What lies between is computed
+// again after a failure.
+bool Scheduler::SnapshotDue(const SequenceRun& run, const v1::DecodeCommand::Item& item,
+                            const SequenceStats& stats) const {
+  if (options_.snapshot_interval_tokens == 0) return false;
+  const bool recalls = run.request().sequence.policy.recall.enabled;
+  const bool at_any_step = !stats.budget.bounded_decode && !stats.budget.uses_scores && !recalls;
+  if (!item.plan_due() && !at_any_step) return false;
+  const int64_t per_layer =
+      kSlotBytes * stats.tokens_resident + (recalls ? kLedgerBytes * stats.tokens_seen : 0);
+  const int64_t bytes = per_layer * runner_.cache().options().shape.num_layers;
+  const int64_t interval =
+      std::max(options_.snapshot_interval_tokens, bytes / kSnapshotBytesPerToken);
+  return run.tokens_seen() + item.tokens_size() - run.snapshot_tokens() >= interval;
 }
 
 absl::Status Scheduler::AfterDecode(const std::vector<SequenceRun*>& runs,
@@ -79,6 +102,7 @@ absl::Status Scheduler::AfterDecode(const std::vector<SequenceRun*>& runs,
     const int taken = decode.items(static_cast<int>(i)).tokens_size();
     if (runs[i]->appending()) metrics_.AddPromptTokens(taken);
     runs[i]->TokensTaken(taken, took);
+    if (decode.items(static_cast<int>(i)).snapshot()) runs[i]->NoteSnapshot();
     runs[i]->AddReads(result.reads[i]);
     alive.push_back(runs[i]);
     if (!runs[i]->appending()) advanced.push_back({runs[i], i});

@@ -37,6 +37,7 @@ absl::Status AsUnavailable(const absl::Status& status) {
 
 SequenceClient::SequenceClient(CacheLink* link)
     : link_(link),
+      opened_epoch_(link == nullptr ? 0 : link->epoch()),
       stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())) {}
 
 absl::StatusOr<OpenedSequence> SequenceClient::Open(const SequenceToOpen& sequence) {
@@ -59,7 +60,9 @@ absl::StatusOr<OpenedSequence> SequenceClient::Open(const SequenceToOpen& sequen
 absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& sequence,
                                                         int64_t prompt_tokens) {
   v1::OpenSequenceRequest request;
-  request.set_request_id(absl::StrCat(link_->options().instance, "/", ++counter_));
+  // The counter begins anew with each formation of the group.
+  request.set_request_id(
+      absl::StrCat(link_->options().instance, "/", opened_epoch_, "/", ++counter_));
   request.set_group(link_->options().group);
   request.set_epoch(link_->epoch());
   *request.mutable_fingerprint() = link_->options().fingerprint;
@@ -78,6 +81,38 @@ absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& se
   link_->AddSequence(response.sequence_id(), sent);
   return OpenedSequence{.id = response.sequence_id(),
                         .lease = absl::Milliseconds(response.lease_ms())};
+}
+
+absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const SequenceToOpen& sequence,
+                                                      const std::vector<int32_t>& text,
+                                                      int64_t max_tokens_seen) {
+  if (link_ == nullptr) return absl::FailedPreconditionError("there is no cache service");
+  v1::ReopenSequenceRequest request;
+  request.set_sequence_id(id);
+  request.set_group(link_->options().group);
+  request.set_epoch(link_->epoch());
+  *request.mutable_policy() = PolicyToProto(sequence.options.policy);
+  *request.mutable_budget() = BudgetToProto(sequence.options.policy, sequence.budget);
+  request.set_prompt_tokens(sequence.options.prompt_tokens);
+  request.set_max_tokens(sequence.options.max_tokens);
+  request.set_tenant(sequence.tenant);
+  request.set_max_tokens_seen(max_tokens_seen);
+  request.mutable_tokens()->Assign(text.begin(), text.end());
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  v1::ReopenSequenceResponse response;
+  const absl::Time sent = link_->clock().Now();
+  const absl::Status status = FromGrpcStatus(stub_->Reopen(&context, request, &response));
+  link_->Note(status);
+  // NOT_FOUND: it has ended, or the service has begun anew.
+  if (ServiceIsAway(status) || absl::IsAborted(status)) return AsUnavailable(status);
+  HW_RETURN_IF_ERROR(status);
+  link_->AddSequence(id, sent);
+  return OpenedSequence{.id = id,
+                        .lease = absl::Milliseconds(response.lease_ms()),
+                        .plan = response.plan(),
+                        .tokens_seen = response.tokens_seen(),
+                        .incarnation = response.incarnation()};
 }
 
 void SequenceClient::Release(SequenceId sequence, bool discard) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -20,6 +21,12 @@ namespace heavywater {
 struct OpenedSequence {
   SequenceId id = 0;
   absl::Duration lease = absl::InfiniteDuration();  // at the cache service, if there is one
+  // Of one that was reopened: the committed state that it goes on from.
+  int64_t plan = 0;
+  int64_t tokens_seen = 0;
+  int32_t incarnation = 0;
+
+  bool restored() const { return plan > 0; }
 };
 
 struct SequenceToOpen {
@@ -37,6 +44,11 @@ class SequenceClient {
   // Registers the sequence; its lease is renewed until Release(). UNAVAILABLE
   // when the service cannot be reached or the group is joining it anew.
   absl::StatusOr<OpenedSequence> Open(const SequenceToOpen& sequence);
+  // A sequence goes on from the newest state that has seen at most `max_tokens_seen`;
+  // `text`: its tokens so far. UNAVAILABLE likewise; else as SequenceService::Reopen
+  // says, without a cache service FAILED_PRECONDITION.
+  absl::StatusOr<OpenedSequence> Reopen(SequenceId id, const SequenceToOpen& sequence,
+                                        const std::vector<int32_t>& text, int64_t max_tokens_seen);
   // The lease runs out by itself. `discard`: nothing of it is worth keeping, it
   // ends now.
   void Release(SequenceId sequence, bool discard);
@@ -45,6 +57,7 @@ class SequenceClient {
   absl::StatusOr<OpenedSequence> OpenOnce(const SequenceToOpen& sequence, int64_t prompt_tokens);
 
   CacheLink* const link_;
+  const Epoch opened_epoch_;  // when this was made
   const std::unique_ptr<v1::SequenceService::Stub> stub_;
   std::atomic<uint64_t> counter_ = 0;
 };

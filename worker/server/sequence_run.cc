@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/server/policy_proto.h"
 #include "worker/server/position_reads.h"
@@ -70,6 +71,33 @@ void SequenceRun::ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration
   if (++layer_ < num_layers) return;
   prompt_done_ = true;
   tokens_seen_ = request().sequence.prompt_tokens;
+  NoteSnapshot();
+}
+
+absl::Status SequenceRun::StartAt(int64_t tokens_seen) {
+  prompt_done_ = true;
+  tokens_seen_ = tokens_seen;
+  NoteSnapshot();
+  const int64_t after_prompt = tokens_seen - request().sequence.prompt_tokens;
+  const auto suffix = static_cast<int64_t>(request().suffix.size());
+  suffix_taken_ = static_cast<size_t>(std::min(after_prompt, suffix));
+  if (appending()) return absl::OkStatus();
+  // The token chosen last is not taken in yet.
+  const std::vector<int32_t>& received = request().received;
+  const int64_t chosen = after_prompt - suffix + 1;
+  HW_CHECK(chosen >= 1 && chosen <= static_cast<int64_t>(received.size()));
+  for (int64_t i = 0; i < chosen; ++i) {
+    HW_RETURN_IF_ERROR(decoder_.Add(received[static_cast<size_t>(i)]).status());
+  }
+  new_tokens_ = static_cast<int>(chosen);
+  next_token_ = received[static_cast<size_t>(chosen - 1)];
+  // One draw a token, none where they are forced or greedy.
+  if (request().forced.empty() && request().sampling.temperature > 0) {
+    sampler_.Restore({.seed = request().sampling.seed, .draws = static_cast<uint64_t>(chosen)});
+  }
+  first_token_time_ = last_token_time_ = absl::Now();
+  NoteFinish();
+  return absl::OkStatus();
 }
 
 // Up to a plan, so that the append takes no more slots than an interval's, which
@@ -104,11 +132,17 @@ void SequenceRun::AddReads(std::span<const int64_t> reads) {
 
 absl::Status SequenceRun::TakeLogits(std::span<const float> logits, const SequenceStats& stats) {
   HW_RETURN_IF_ERROR(ChooseToken(logits));
+  const bool replayed = new_tokens_ < static_cast<int>(request().received.size());
+  if (replayed) next_token_ = request().received[static_cast<size_t>(new_tokens_)];
   last_token_time_ = absl::Now();
   if (new_tokens_ == 0) first_token_time_ = last_token_time_;
   HW_ASSIGN_OR_RETURN(std::string text, decoder_.Add(next_token_));
   ++new_tokens_;
   NoteFinish();
+  if (replayed) {
+    reads_.clear();  // told with it
+    return absl::OkStatus();
+  }
   if (finished()) text += decoder_.Finish();
   Send(logits, text, stats);
   return absl::OkStatus();

@@ -34,6 +34,14 @@ class SequenceRun {
   const GenerationRequest& request() const { return generation_->request; }
   ResponseQueue& responses() { return generation_->responses; }
 
+  // Of a restored sequence: its state has seen so many tokens; those that follow are
+  // taken in again.
+  absl::Status StartAt(int64_t tokens_seen);
+  int64_t restored_tokens() const { return generation_->opened.tokens_seen; }
+  // Where the last state was reported from which it could be restored.
+  int64_t snapshot_tokens() const { return snapshot_tokens_; }
+  void NoteSnapshot() { snapshot_tokens_ = tokens_seen_; }
+
   // The prompt, chunk by chunk through each layer.
   bool prompt_done() const { return prompt_done_; }
   v1::PromptLayerCommand NextChunk() const;
@@ -53,7 +61,7 @@ class SequenceRun {
   void AddReads(std::span<const int64_t> reads);
 
   // Chooses the next token from the distribution that follows the tokens seen
-  // (or takes the forced one) and tells the client.
+  // (or takes the forced one) and tells the client, unless it has that one already.
   absl::Status TakeLogits(std::span<const float> logits, const SequenceStats& stats);
   bool finished() const { return !finish_reason_.empty(); }
 
@@ -78,6 +86,7 @@ class SequenceRun {
   int64_t chunk_begin_ = 0;
   bool prompt_done_ = false;
   int64_t tokens_seen_ = 0;
+  int64_t snapshot_tokens_ = 0;
   size_t suffix_taken_ = 0;
   int32_t next_token_ = 0;
   int new_tokens_ = 0;

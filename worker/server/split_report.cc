@@ -1,6 +1,7 @@
 #include "worker/server/split_report.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 namespace heavywater {
@@ -9,6 +10,7 @@ namespace {
 // A token takes at most 5 bytes; a position 5 and its score 10.
 constexpr int kMaxTokens = 100'000;
 constexpr int kMaxPositions = 32'000;
+constexpr size_t kMaxSnapshotPart = size_t{512} << 10;
 
 v1::PlanReport WithoutLists(const v1::PlanReport& report) {
   v1::PlanReport head;
@@ -17,6 +19,7 @@ v1::PlanReport WithoutLists(const v1::PlanReport& report) {
   head.set_tokens_seen(report.tokens_seen());
   head.set_hash(report.hash());
   head.set_watermark(report.watermark());
+  head.set_incarnation(report.incarnation());
   *head.mutable_dropped_ranges() = report.dropped_ranges();
   return head;
 }
@@ -67,12 +70,25 @@ void AddSetParts(const v1::PlanReport& report, size_t max_bytes,
   if (part.sets_size() > 0) parts->push_back(std::move(part));
 }
 
+void AddSnapshotParts(const v1::PlanReport& report, std::vector<v1::PlanReport>* parts) {
+  const std::string& data = report.snapshot().data();
+  for (size_t first = 0; first < data.size(); first += kMaxSnapshotPart) {
+    v1::PlanReport part = WithoutLists(report);
+    part.mutable_snapshot()->set_offset(static_cast<int64_t>(first));
+    part.mutable_snapshot()->set_total_bytes(static_cast<int64_t>(data.size()));
+    part.mutable_snapshot()->set_data(data.substr(first, kMaxSnapshotPart));
+    parts->push_back(std::move(part));
+  }
+}
+
 }  // namespace
 
 std::vector<v1::PlanReport> SplitReport(const v1::PlanReport& report, size_t max_bytes) {
   if (report.ByteSizeLong() <= max_bytes) return {report};
   std::vector<v1::PlanReport> parts;
   AddTokenParts(report, &parts);
+  // Before the sets, which complete the plan.
+  AddSnapshotParts(report, &parts);
   AddSetParts(report, max_bytes, &parts);
   if (parts.empty()) return {report};
   parts.back().set_finished(report.finished());

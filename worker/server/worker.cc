@@ -42,9 +42,10 @@ PeerWatch::Ping PingOf(const v1::WorkerConfig& config, const std::string& addres
   };
 }
 
-absl::StatusOr<std::unique_ptr<Model>> MakeRunner(const v1::WorkerConfig& config,
-                                                  const ModelFile& file, Communicator& communicator,
-                                                  Backend& backend) {
+absl::StatusOr<std::unique_ptr<LlamaRunner>> MakeRunner(const v1::WorkerConfig& config,
+                                                        const ModelFile& file,
+                                                        Communicator& communicator,
+                                                        Backend& backend) {
   if (config.backend() == "cuda") {
     return CreateGpuRunner(file, communicator, backend,
                            {.device = config.device(),
@@ -121,6 +122,7 @@ absl::Status Worker::JoinCacheService(const v1::WorkerConfig& config, const Mode
                                     .reserve_ahead_tokens = config.reserve_ahead_tokens(),
                                     .backend = backend_.get()});
   reporter_ = std::make_unique<Reporter>(*link_, ReporterOptions{});
+  snapshots_ = std::make_unique<SnapshotSource>(*link_);
   LogInfo("host tier attached", {{"pages", tier_->uses_slab() ? "in the slab" : "streamed"}});
   return absl::OkStatus();
 }
@@ -129,8 +131,9 @@ absl::Status Worker::Connect(const v1::WorkerConfig& config, const CommunicatorF
   std::unique_ptr<GroupRendezvous> store;
   std::string prefix;
   if (link_ != nullptr) {
-    store = std::make_unique<GroupRendezvous>(link_->channel(), config.group(), link_->epoch());
-    prefix = absl::StrCat(config.group(), "/", link_->epoch(), "/");
+    epoch_ = link_->epoch();
+    store = std::make_unique<GroupRendezvous>(link_->channel(), config.group(), epoch_);
+    prefix = absl::StrCat(config.group(), "/", epoch_, "/");
   }
   HW_ASSIGN_OR_RETURN(communicator_, connect(config, prefix, store.get(), *backend_));
   LogInfo("ranks connected", {{"communicator", communicator_->Name()}});
@@ -155,10 +158,8 @@ void Worker::WatchPeers(const v1::WorkerConfig& config) {
 
 absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts) {
   HW_ASSIGN_OR_RETURN(model_, MakeRunner(config, *facts.file, *communicator_, *backend_));
-  Model* model = model_.get();
   if (!config.dump_dir().empty()) {
     recorder_ = std::make_unique<KvRecorder>(*model_, *backend_, facts.shape);
-    model = recorder_.get();
   }
   HW_ASSIGN_OR_RETURN(cache_,
                       RankCache::Create({.shape = facts.shape,
@@ -170,14 +171,45 @@ absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts&
                                          .max_step_tokens = config.prompt_chunk_tokens(),
                                          .reserve_ahead_tokens = config.reserve_ahead_tokens()},
                                         *backend_, tier_.get()));
-  reports_ = std::make_unique<PlanReports>(*cache_, reporter_.get());
-  runner_ = std::make_unique<CommandRunner>(*cache_, *model, *communicator_, *reports_,
-                                            CommandRunnerOptions{.copy_logits = config.rank() == 0,
-                                                                 .recorder = recorder_.get(),
-                                                                 .dump_dir = config.dump_dir(),
-                                                                 .tier = tier_.get()});
   LogInfo("model loaded", {{"model", facts.fingerprint.model()}, {"backend", backend_->Name()}});
+  return StartRunner(config);
+}
+
+absl::Status Worker::StartRunner(const v1::WorkerConfig& config) {
+  Model& model = recorder_ == nullptr ? static_cast<Model&>(*model_) : *recorder_;
+  reports_ = std::make_unique<PlanReports>(*cache_, reporter_.get());
+  runner_ = std::make_unique<CommandRunner>(
+      *cache_, model, *communicator_, *reports_,
+      CommandRunnerOptions{.copy_logits = config.rank() == 0,
+                           .recorder = recorder_.get(),
+                           .dump_dir = config.dump_dir(),
+                           .tier = tier_.get(),
+                           .snapshots = snapshots_.get(),
+                           .take_snapshots = config.snapshot_interval_tokens() > 0});
   return communicator_->Barrier();
+}
+
+absl::Status Worker::Reform(const v1::WorkerConfig& config, const CommunicatorFactory& connect,
+                            StopFlag& stop) {
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(config.reform_timeout_ms());
+  absl::Status status;
+  do {
+    runner_.reset();  // closes what is open
+    reports_.reset();
+    watches_.clear();
+    communicator_.reset();
+    peer_lost_ = false;
+    HW_RETURN_IF_ERROR(link_->Rejoin(epoch_, deadline - absl::Now(), stop));
+    LogInfo("the group has formed again", {{"group", config.group()}, {"epoch", link_->epoch()}});
+    status = Connect(config, connect);
+    if (status.ok()) {
+      model_->SetCommunicator(*communicator_);
+      status = StartRunner(config);
+    }
+    if (status.ok()) return status;
+    LogWarn("the ranks did not connect; trying again", {{"error", status.ToString()}});
+  } while (absl::Now() < deadline && !stop.stopped());
+  return stop.stopped() ? absl::CancelledError("stopped while the group forms again") : status;
 }
 
 absl::Status Worker::MakeEngine(const v1::WorkerConfig& config, const ModelFacts& facts) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "heavywater/v1/config.pb.h"
 #include "worker/comm/communicator.h"
+#include "worker/model/llama_runner.h"
 #include "worker/model/model_config.h"
 #include "worker/model/model_file.h"
 #include "worker/model/tokenizer.h"
@@ -24,6 +25,7 @@
 #include "worker/server/plan_reports.h"
 #include "worker/server/remote_host_tier.h"
 #include "worker/server/reporter.h"
+#include "worker/server/snapshot_source.h"
 
 namespace heavywater {
 
@@ -57,6 +59,11 @@ class Worker {
   bool peer_lost() const { return peer_lost_; }
   CacheLink* link() { return link_.get(); }         // null without a cache service
   Reporter* reporter() { return reporter_.get(); }  // likewise
+  // The group has failed: lets go of what belongs to the formation that it was, open
+  // sequences included, waits for the missing ranks (up to reform_timeout_ms, or
+  // `stop`) and connects to them. The weights stay, and the host tier.
+  absl::Status Reform(const v1::WorkerConfig& config, const CommunicatorFactory& connect,
+                      StopFlag& stop);
   // Gives pages and reports that are still on their way a moment to arrive.
   void Flush(absl::Duration timeout);
   // Leaves the group, which ends it for the other ranks, too.
@@ -69,6 +76,8 @@ class Worker {
   absl::Status Connect(const v1::WorkerConfig& config, const CommunicatorFactory& connect);
   void WatchPeers(const v1::WorkerConfig& config);
   absl::Status LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts);
+  // What acts for the group as it is formed now.
+  absl::Status StartRunner(const v1::WorkerConfig& config);
   absl::Status MakeEngine(const v1::WorkerConfig& config, const ModelFacts& facts);
 
   // Destroyed from the last to the first.
@@ -76,10 +85,12 @@ class Worker {
   std::unique_ptr<CacheLink> link_;
   std::unique_ptr<Reporter> reporter_;
   std::unique_ptr<RemoteHostTier> tier_;
+  std::unique_ptr<SnapshotSource> snapshots_;
   std::unique_ptr<Communicator> communicator_;
   std::atomic<bool> peer_lost_ = false;
   std::vector<std::unique_ptr<PeerWatch>> watches_;
-  std::unique_ptr<Model> model_;
+  Epoch epoch_ = 0;  // of the communicator
+  std::unique_ptr<LlamaRunner> model_;
   std::unique_ptr<KvRecorder> recorder_;
   std::unique_ptr<RankCache> cache_;
   std::unique_ptr<PlanReports> reports_;

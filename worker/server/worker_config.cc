@@ -46,6 +46,9 @@ absl::Status CheckNumbers(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckRange("max_batch", config.max_batch(), 1, config.prompt_chunk_tokens()));
   HW_RETURN_IF_ERROR(CheckRange("max_queued", config.max_queued(), 1, 1 << 20));
   HW_RETURN_IF_ERROR(CheckRange("max_stall_ms", config.max_stall_ms(), 0, kDay));
+  HW_RETURN_IF_ERROR(CheckRange("reform_timeout_ms", config.reform_timeout_ms(), 0, kDay));
+  HW_RETURN_IF_ERROR(
+      CheckRange("snapshot_interval_tokens", config.snapshot_interval_tokens(), 0, 1 << 24));
   HW_RETURN_IF_ERROR(
       CheckRange("report_interval_plans", config.report_interval_plans(), 1, 1 << 30));
   return CheckRange("drain_ms", config.drain_ms(), 0, kDay);
@@ -114,6 +117,8 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_default_policy("snapkv_h2o");
   config.set_report_interval_plans(16);
   config.set_drain_ms(5000);
+  config.set_reform_timeout_ms(600'000);
+  config.set_snapshot_interval_tokens(64);
   config.set_communicator("auto");
   config.set_weights_dtype("bf16");
   config.set_log_level("info");

@@ -1,13 +1,11 @@
 #include "worker/server/worker_main.h"
 
-#include <atomic>
 #include <cstdio>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/base/version.h"
 #include "cache_service/runtime/config_loader.h"
@@ -17,100 +15,16 @@
 #include "prometheus/registry.h"
 #include "worker/server/attention_service.h"
 #include "worker/server/engine_facts.h"
-#include "worker/server/follower.h"
 #include "worker/server/generation_service.h"
 #include "worker/server/model_info.h"
-#include "worker/server/policy_proto.h"
-#include "worker/server/rank_zero.h"
 #include "worker/server/serve_attention.h"
+#include "worker/server/serve_generation.h"
 #include "worker/server/worker_config.h"
 
 namespace heavywater {
 namespace {
 
-constexpr absl::Duration kPoll = absl::Milliseconds(100);
-// What the other ranks get, beyond drain_ms, to hear of the end from rank 0.
-constexpr absl::Duration kFollowerGrace = absl::Seconds(2);
 constexpr absl::Duration kFlushTimeout = absl::Seconds(2);
-
-// Forwards the signal to whoever waits for the group to form.
-class SignalWatch {
- public:
-  SignalWatch(ShutdownSignal& signal, StopFlag& stop)
-      : thread_([this, &signal, &stop] {
-          while (!done_ && !signal.WaitFor(kPoll)) {
-          }
-          if (!done_) stop.Stop();
-        }) {}
-  ~SignalWatch() {
-    done_ = true;
-    thread_.join();
-  }
-
- private:
-  std::atomic<bool> done_ = false;
-  std::thread thread_;
-};
-
-// The rank's own loop on a thread: rank 0 schedules, the others follow.
-class StepThread {
- public:
-  template <typename Loop>
-  explicit StepThread(Loop loop)
-      : thread_([this, loop] {
-          status_ = loop();
-          ended_ = true;
-        }) {}
-  ~StepThread() { Join().IgnoreError(); }
-  bool ended() const { return ended_; }
-  absl::Status Join() {
-    if (thread_.joinable()) thread_.join();
-    return status_;
-  }
-
- private:
-  absl::Status status_;
-  std::atomic<bool> ended_ = false;
-  std::thread thread_;
-};
-
-absl::Status Lead(const v1::WorkerConfig& config, const ModelFacts& facts, Worker& worker,
-                  WorkerMetrics& metrics, ServerRuntime& runtime, GenerationService& service,
-                  ShutdownSignal& signal) {
-  HW_ASSIGN_OR_RETURN(const OnHostFull on_host_full, ParseOnHostFull(config.on_host_full()));
-  RankZero rank_zero(config, facts, on_host_full, worker, metrics);
-  StepThread step([&] { return rank_zero.scheduler().Run(); });
-  service.Serve(rank_zero.engine());
-  runtime.SetReady(true);
-  while (!step.ended() && !signal.WaitFor(kPoll)) UpdateLinkMetrics(worker, metrics);
-  LogInfo("draining", {{"running", rank_zero.scheduler().num_running()}});
-  runtime.BeginDrain();
-  rank_zero.Refuse();
-  runtime.Drain();
-  rank_zero.scheduler().Stop();
-  service.StopServing();
-  return step.Join();
-}
-
-absl::Status Follow(const v1::WorkerConfig& config, Worker& worker, WorkerMetrics& metrics,
-                    ServerRuntime& runtime, ShutdownSignal& signal) {
-  StepThread step([&] {
-    return RunFollower(worker.runner(), metrics, absl::Milliseconds(config.comm_timeout_ms()));
-  });
-  runtime.SetReady(true);
-  while (!step.ended() && !signal.WaitFor(kPoll)) UpdateLinkMetrics(worker, metrics);
-  runtime.BeginDrain();
-  // Rank 0 was told to stop, too, as a rule, and ends the group in order.
-  const absl::Time deadline = absl::Now() + absl::Milliseconds(config.drain_ms()) + kFollowerGrace;
-  while (!step.ended() && absl::Now() < deadline) absl::SleepFor(kPoll);
-  const bool in_order = step.ended();
-  if (!in_order) {
-    worker.runner().communicator().Abort(absl::CancelledError("this rank was told to stop"));
-  }
-  const absl::Status status = step.Join();
-  runtime.Drain();
-  return in_order ? status : absl::OkStatus();
-}
 
 absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& connect,
                    ShutdownSignal& signal) {
@@ -125,7 +39,10 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
                                             config.size(), config.default_policy()),
                               tokenizer);
   }
-  GenerationService service(std::move(model));
+  GenerationService service(std::move(model), [&config] {
+    return absl::StrCat("group \"", config.group(), "\" of ", config.size(),
+                        " ranks is not complete: rank 0 has begun and waits for the others");
+  });
   AttentionService attention;
   std::vector<grpc::Service*> services;
   if (engines) services.push_back(&attention);
@@ -154,9 +71,8 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
     worker->Leave();
     return status;
   }
-  const absl::Status status = config.rank() == 0
-                                  ? Lead(config, facts, *worker, metrics, *runtime, service, signal)
-                                  : Follow(config, *worker, metrics, *runtime, signal);
+  const absl::Status status =
+      ServeGeneration(config, facts, connect, *worker, metrics, *runtime, service, signal);
   worker->Flush(kFlushTimeout);
   // Nobody tears down a connection that another rank still uses, nor leaves the
   // group while another rank still reports to it: the first to leave ends it.

@@ -58,6 +58,13 @@ WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
       mass_missing_(Gauge(*registry_, "heavywater_attention_mass_missing_ratio",
                           "Estimated share of attention that demoted positions would have had "
                           "which were not picked; mean over running sequences with recall")),
+      group_failures_(Counter(*registry_, "heavywater_group_failures_total",
+                              "Formations of the group that lost a rank")),
+      restored_(Counter(*registry_, "heavywater_sequences_restored_total",
+                        "Sequences that went on from their committed state")),
+      recomputed_(Counter(*registry_, "heavywater_sequences_recomputed_total",
+                          "Sequences that went on after their tokens were computed again, since "
+                          "no committed state or not all of its pages were there")),
       reports_queued_(Gauge(*registry_, "heavywater_reports_queued",
                             "Reports that wait for the cache service")),
       reports_dropped_(Gauge(*registry_, "heavywater_reports_dropped",

@@ -16,7 +16,8 @@
 
 namespace heavywater {
 
-// Used by the thread of the step, except SetLink(); the registry is thread safe.
+// Used by the thread of the step, except SetLink()
+// and CountFailedFormation(); the registry is thread safe.
 class WorkerMetrics {
  public:
   explicit WorkerMetrics(std::shared_ptr<prometheus::Registry> registry);
@@ -28,6 +29,9 @@ class WorkerMetrics {
   // Gauges of this rank's cache, a few times a second at most, or `now`: before
   // a sequence goes, so that all its plans and evictions are counted.
   void Update(const RankCache& cache, bool now = false);
+  void CountFailedFormation() { group_failures_.Increment(); }
+  // A sequence that goes on after a break: from its pages, or computed again.
+  void CountRestored(bool from_pages) { (from_pages ? restored_ : recomputed_).Increment(); }
   void SetLink(bool up, int64_t reports_queued, int64_t reports_dropped);
 
  private:
@@ -53,6 +57,9 @@ class WorkerMetrics {
   prometheus::Counter& recall_reads_;
   prometheus::Counter& promoted_;
   prometheus::Gauge& mass_missing_;
+  prometheus::Counter& group_failures_;
+  prometheus::Counter& restored_;
+  prometheus::Counter& recomputed_;
   prometheus::Gauge& reports_queued_;
   prometheus::Gauge& reports_dropped_;
   prometheus::Gauge& link_up_;

@@ -12,12 +12,14 @@ import grpc
 import numpy.typing as npt
 
 from heavywater.errors import translated
-from heavywater.generation import Generation
+from heavywater.generation import Generation, ResumeOptions
 from heavywater.model import Model
 from heavywater.pages import rows_of, split_rows
 from heavywater.retry import read_with_retries
 from heavywater.sets import SequenceSet, whole_sets
 from heavywater.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     common_pb2,
     generation_pb2,
     generation_pb2_grpc,
@@ -29,14 +31,21 @@ from heavywater.v1 import (
 
 # gRPC repeats a call by itself when a connection ends under it. Nothing is repeated
 # here but reads, by us; and with grpcio 1.76 such a call could hang for ever.
-_CHANNEL_OPTIONS = (("grpc.enable_retries", 0),)
+# A server that has died is looked for again and again, so that a stream goes on soon.
+_CHANNEL_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 
 
 class Client:
     """Talks to rank 0 of a worker group (`worker`) and to the cache service (`cache`), host:port each.
 
     Either may be left out when its calls are not used. Every call raises
-    HeavywaterError; reads are repeated while a server is UNAVAILABLE, nothing else is.
+    HeavywaterError; reads are repeated while a server is UNAVAILABLE, and Generate goes
+    on where it broke off; nothing else is repeated.
     Threads may share one client.
 
         with Client(worker="127.0.0.1:7701", cache="127.0.0.1:7700") as client:
@@ -55,13 +64,14 @@ class Client:
         self._channels: list[grpc.Channel] = []
         self._timeout_s = timeout_s
         self._sleep = sleep
-        self._generation = self._sequences = self._pages = None
+        self._generation = self._sequences = self._pages = self._admin = None
         if worker:
             self._generation = generation_pb2_grpc.GenerationServiceStub(self._connect(worker))
         if cache:
             channel = self._connect(cache)
             self._sequences = sequence_pb2_grpc.SequenceServiceStub(channel)
             self._pages = page_store_pb2_grpc.PageStoreServiceStub(channel)
+            self._admin = admin_pb2_grpc.AdminServiceStub(channel)
 
     def _connect(self, address: str) -> grpc.Channel:
         self._channels.append(grpc.insecure_channel(address, options=_CHANNEL_OPTIONS))
@@ -104,8 +114,13 @@ class Client:
         return_reads: bool = False,
         request_id: str = "",
         tenant: str = "",
+        resume_timeout_s: float = 60.0,
     ) -> Generation:
         """Continues a prompt, given as text or token ids. The defaults are the API's.
+
+        When a server dies or the connection breaks after the request was accepted, the
+        same stream goes on, each token exactly once, as soon as a server is there again:
+        tried for `resume_timeout_s` without a new token (0: not at all).
 
         `suffix` is appended after the policy has compressed the prompt, as a second turn
         would be; what is generated follows it. `return_reads` needs a policy with recall.
@@ -131,8 +146,12 @@ class Client:
             request.suffix_text = suffix
         else:
             request.suffix_tokens.extend(suffix)
+        stub = _wanted(self._generation, "worker")
         with translated():
-            return Generation(_wanted(self._generation, "worker").Generate(request))
+            return Generation(
+                stub.Generate(request),
+                ResumeOptions(request, stub.Generate, resume_timeout_s, self._sleep) if resume_timeout_s > 0 else None,
+            )
 
     def get_model(self) -> Model:
         """The served model with its tokenizer and chat template."""
@@ -185,6 +204,11 @@ class Client:
         request = sequence_pb2.CloseSequenceRequest(sequence_id=sequence_id, request_id=uuid.uuid4().hex)
         with translated():
             _wanted(self._sequences, "cache").Close(request, timeout=self._timeout_s)
+
+    def stats(self) -> admin_pb2.StatsResponse:
+        """What the cache service holds, tier by tier."""
+        stats: admin_pb2.StatsResponse = self._read(_wanted(self._admin, "cache").Stats, admin_pb2.StatsRequest())
+        return stats
 
     def get_sets(self, sequence_id: int, layers: Sequence[int] = ()) -> Sequence[SequenceSet]:
         """Sinks, heavy, recent, demoted and dropped positions per layer; all layers by default."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heavywater.errors import translated
+from heavywater.errors import HeavywaterError, translated
 from heavywater.v1 import common_pb2, generation_pb2
 
 
@@ -32,6 +33,20 @@ class Token:
     reads: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True)
+class ResumeOptions:
+    """How a stream that breaks off is continued."""
+
+    request: generation_pb2.GenerateRequest
+    generate: Callable[[generation_pb2.GenerateRequest], Any]  # opens a call
+    timeout_s: float  # without a new token
+    sleep: Callable[[float], None] = time.sleep
+
+
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 1.0
+
+
 class Generation:
     """Iterates over the tokens; cancels the call when left early.
 
@@ -41,14 +56,20 @@ class Generation:
     print(generation.summary.finish_reason)
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, resume: ResumeOptions | None = None) -> None:
         self._call = call
+        self._resume = resume
+        self._received: list[int] = []  # tokens, for who resumes
+        self._broken_since_s: float | None = None
+        self._backoff_s = _FIRST_BACKOFF_S
+        self._cancelled = False
         self._sequence_id = 0
         self._summary: generation_pb2.GenerateSummary | None = None
 
     @property
     def sequence_id(self) -> int:
-        """The sequence's id in the cache service; 0 before the first token."""
+        """The sequence's id in the cache service; 0 before the request was accepted. Another one
+        where the tokens had to be computed again."""
         return self._sequence_id
 
     @property
@@ -59,14 +80,49 @@ class Generation:
         return self._summary
 
     def __iter__(self) -> Iterator[Token]:
+        while True:
+            try:
+                with translated():
+                    for response in self._call:
+                        if response.sequence_id:
+                            self._sequence_id = response.sequence_id
+                        if response.HasField("summary"):
+                            self._summary = response.summary
+                        if response.HasField("index"):
+                            self._note_token(response.token)
+                            yield _token(response)
+                return
+            except HeavywaterError as error:
+                self._wait_before_resuming(error)
+            self._open_again()
+
+    def _note_token(self, token: int) -> None:
+        self._broken_since_s = None
+        self._backoff_s = _FIRST_BACKOFF_S
+        if self._resume is not None:
+            self._received.append(token)
+
+    def _wait_before_resuming(self, error: HeavywaterError) -> None:
+        """Raises the error where there is nothing to wait for, or was for too long."""
+        if self._resume is None or error.code != "UNAVAILABLE" or not self._sequence_id or self._cancelled:
+            raise error
+        now_s = time.monotonic()
+        if self._broken_since_s is None:
+            self._broken_since_s = now_s
+        if now_s - self._broken_since_s > self._resume.timeout_s:
+            raise error
+        self._resume.sleep(self._backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+
+    def _open_again(self) -> None:
+        assert self._resume is not None
+        request = generation_pb2.GenerateRequest()
+        request.CopyFrom(self._resume.request)
+        request.resume.sequence_id = self._sequence_id
+        request.resume.from_token = len(self._received)
+        request.resume.received_tokens.extend(self._received)
         with translated():
-            for response in self._call:
-                if response.sequence_id:
-                    self._sequence_id = response.sequence_id
-                if response.HasField("summary"):
-                    self._summary = response.summary
-                if response.HasField("index"):
-                    yield _token(response)
+            self._call = self._resume.generate(request)
 
     def text(self) -> str:
         """Reads to the end; returns the text."""
@@ -74,6 +130,7 @@ class Generation:
 
     def cancel(self) -> None:
         """Ends the call; what the sequence held on the device is freed."""
+        self._cancelled = True
         self._call.cancel()
 
     def __enter__(self) -> Generation:

@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from heavywater.client import Client
 from heavywater.server_process import ServerError, ServerProcess
+from heavywater.supervisor import Supervised, Supervisor
 
 # Workers stop first: they report to the cache service until they end.
 _GRACE_S = 10.0
@@ -32,6 +33,7 @@ class LocalOptions:
     worker_flags: Mapping[str, object] = field(default_factory=dict)
     cache_flags: Mapping[str, object] = field(default_factory=dict)
     ready_timeout_s: float = 120.0
+    supervise: bool = False  # start workers again that have died
 
 
 def find_model() -> Path:
@@ -53,6 +55,7 @@ class LocalServers:
         self._directory = tempfile.TemporaryDirectory(prefix="heavywater-")
         self._cache: ServerProcess | None = None
         self._workers: list[ServerProcess] = []
+        self._supervisor: Supervisor | None = None
         self.cache_address = ""
         self.worker_address = ""  # of rank 0
 
@@ -75,23 +78,31 @@ class LocalServers:
 
     def check_alive(self) -> None:
         """Raises ServerError when a server has ended."""
-        for process in self._processes():
+        if self._supervisor is not None:
+            self._supervisor.check()
+        for process in [*([self._cache] if self._cache else []), *([] if self._supervisor else self._workers)]:
             process.check_alive()
+
+    @property
+    def workers(self) -> list[ServerProcess]:
+        """Those that run now, by rank."""
+        return self._supervisor.processes() if self._supervisor else self._workers
 
     def stop(self) -> None:
         """Stops what runs: workers, then the cache service."""
         with _signals_ignored():
-            for process in self._workers:
+            if self._supervisor is not None:
+                self._supervisor.pause()
+            for process in self.workers:
                 process.terminate()
-            for process in self._workers:
+            for process in self.workers:
                 process.wait_stopped(_GRACE_S)
+            if self._supervisor is not None:
+                self._supervisor.stop()
             if self._cache is not None:
                 self._cache.terminate()
                 self._cache.wait_stopped(_GRACE_S)
             self._directory.cleanup()
-
-    def _processes(self) -> list[ServerProcess]:
-        return [*([self._cache] if self._cache else []), *self._workers]
 
     def _start(self) -> None:
         deadline_s = time.monotonic() + self._options.ready_timeout_s
@@ -102,6 +113,7 @@ class LocalServers:
             self._cache = self._launch("heavywater-cache", "cache", self._options.cache_flags)
         self.cache_address = self._cache.wait_for_address(deadline_s)
         self._await_ready(self._cache, self.cache_address, deadline_s)
+        all_flags: list[dict[str, object]] = []
         for rank in range(self._options.ranks):
             flags = {
                 "cache_address": self.cache_address,
@@ -110,18 +122,36 @@ class LocalServers:
                 "size": self._options.ranks,
                 **self._options.worker_flags,
             }
+            all_flags.append(flags)
             with _signals_held():
                 self._workers.append(self._launch("heavywater-worker", f"worker{rank}", flags))
         addresses = [worker.wait_for_address(deadline_s) for worker in self._workers]
         self.worker_address = addresses[0]
         for worker, address in zip(self._workers, addresses, strict=True):
             self._await_ready(worker, address, deadline_s)
+        if self._options.supervise:
+            self._supervise(all_flags, addresses)
 
-    def _launch(self, binary: str, label: str, flags: Mapping[str, object]) -> ServerProcess:
+    def _supervise(self, all_flags: Sequence[Mapping[str, object]], addresses: Sequence[str]) -> None:
+        """A worker that is started again listens where it did: its clients find it there."""
+
+        def starter(rank: int) -> Callable[[], ServerProcess]:
+            flags = {**all_flags[rank], "listen_address": addresses[rank]}
+            return lambda: self._launch("heavywater-worker", f"worker{rank}", flags, append=True)
+
+        now_s = time.monotonic()
+        self._supervisor = Supervisor(
+            [
+                Supervised(worker, addresses[rank], starter(rank), now_s, now_s)
+                for rank, worker in enumerate(self._workers)
+            ]
+        )
+
+    def _launch(self, binary: str, label: str, flags: Mapping[str, object], *, append: bool = False) -> ServerProcess:
         arguments = [f"--{name}={_flag_value(value)}" for name, value in flags.items()]
         if "listen_address" not in flags:
             arguments.append("--listen_address=127.0.0.1:0")
-        return ServerProcess(binary, arguments, Path(self._directory.name) / f"{label}.log")
+        return ServerProcess(binary, arguments, Path(self._directory.name) / f"{label}.log", append=append)
 
     def _await_ready(self, process: ServerProcess, address: str, deadline_s: float) -> None:
         """Waits until grpc.health.v1 says that the server takes requests."""

@@ -34,7 +34,8 @@ class ServerProcess:
     which then stops its servers in the right order.
     """
 
-    def __init__(self, name: str, flags: Sequence[str], log: Path) -> None:
+    def __init__(self, name: str, flags: Sequence[str], log: Path, *, append: bool = False) -> None:
+        """`append`: to the log of an earlier process."""
         self.name = name
         self.log = log
         command = [find_binary(name), *flags]
@@ -45,7 +46,7 @@ class ServerProcess:
             command = [setpriv, "--pdeathsig", "KILL", "--", *still_child, *command]
         # OpenMP threads that spin while they wait starve the other ranks of the machine.
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-        with log.open("wb") as output:
+        with log.open("ab" if append else "wb") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -58,6 +59,16 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Ends it at once, as the system would for lack of memory."""
+        if self._process.poll() is None:
+            self._signal_group(signal.SIGKILL)
+        self._process.wait()
 
     def check_alive(self) -> None:
         """Raises ServerError when the process has ended."""

@@ -13,7 +13,7 @@ from gpu_check.machine import find_python_nccl, find_tool
 from gpu_check.pack import cmake_options, installed_packages
 from gpu_check.runner import run_logged, tail
 
-_CONFIGURE_S = 60
+_TARGETS_S = 60
 
 
 class BuildError(Exception):
@@ -30,7 +30,7 @@ class BuildResult:
     source: str  # of the libraries: "packages" or "pack"
 
 
-def configure(root: Path, build: Path, pack: Path, architecture: str) -> str:
+def configure(root: Path, build: Path, pack: Path, architecture: str, timeout_s: float) -> str:
     """Returns where libraries come from. Raises BuildError with what CMake said."""
     cmake = find_tool("cmake")
     if cmake is None:
@@ -46,7 +46,10 @@ def configure(root: Path, build: Path, pack: Path, architecture: str) -> str:
     nccl = find_python_nccl()
     command += [f"-DNCCL_ROOT={nccl}"] if nccl else []
     log = build / "configure.log"
-    if run_logged(command, log, _CONFIGURE_S).code != 0:
+    ended = run_logged(command, log, timeout_s)
+    if ended.code is None:
+        raise BuildError(f"cmake was still configuring after {ended.seconds:.0f} s:\n{tail(log)}")
+    if ended.code != 0:
         raise BuildError(f"{_configure_error(log)}:\n{tail(log)}")
     return source
 
@@ -79,7 +82,7 @@ def compile_targets(build: Path, targets: Sequence[str], source: str, timeout_s:
 def _known_targets(cmake: str, build: Path) -> set[str]:
     """Those that this machine's libraries allow. An unknown one would keep all others from being built."""
     log = build / "targets.log"
-    run_logged([cmake, "--build", str(build), "--target", "help"], log, _CONFIGURE_S)
+    run_logged([cmake, "--build", str(build), "--target", "help"], log, _TARGETS_S)
     return set(re.findall(r"^(?:\.\.\. )?([\w-]+)(?:: phony|$)", log.read_text(errors="replace"), re.MULTILINE))
 
 

@@ -19,7 +19,8 @@ PACK = ROOT / "build/gpu-pack"
 BUILD = ROOT / "build/gpu-check"
 
 OK, FAILED, NO_GPU = 0, 1, 2
-_BUILD_SHARE = 0.6  # of the time that everything has
+_CONFIGURE_SHARE = 0.25  # of the time that everything has
+_BUILD_SHARE = 0.6
 _DEFAULT_ARCHITECTURE = "90-real"  # to compile where there is no GPU
 
 
@@ -91,7 +92,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace, gpus: list[Gpu]) -> BuildResult:
     architecture = options.architecture or (gpus[0].architecture if gpus else _DEFAULT_ARCHITECTURE)
-    source = configure(ROOT, options.build_dir, PACK, architecture)
+    source = configure(ROOT, options.build_dir, PACK, architecture, _CONFIGURE_SHARE * options.seconds)
     built = compile_targets(options.build_dir, TARGETS, source, _BUILD_SHARE * options.seconds)
     _say(f"built {len(built.built)} of {len(TARGETS)} programs for {architecture} in {built.seconds:.0f} s ({source})")
     if built.failed:

@@ -79,6 +79,43 @@ TEST_F(ClientTest, GenerationGivesTokensOneByOneAndTheSummaryAtTheEnd) {
   EXPECT_EQ((*generation)->Summary()->new_tokens(), 1);
 }
 
+TEST_F(ClientTest, AGenerationThatBreaksOffGoesOnWithEachTokenOnce) {
+  generation_.breaks = 2;
+  generation_.breaks_at = 3;
+  std::vector<int> indices;
+  const auto summary = client_->Generate(Request(5), [&](const v1::GenerateResponse& token) {
+    indices.push_back(token.index());
+    return true;
+  });
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_THAT(indices, ElementsAre(0, 1, 2, 3, 4));
+  ASSERT_EQ(generation_.requests.size(), 3u);
+  const v1::GenerateRequest& last = generation_.requests.back();
+  EXPECT_EQ(last.resume().sequence_id(), 7u);
+  EXPECT_EQ(last.resume().from_token(), 3);
+  EXPECT_THAT(last.resume().received_tokens(), ElementsAre(100, 101, 102));
+  EXPECT_EQ(last.text(), "hello");
+  EXPECT_THAT(slept_, ElementsAre(milliseconds(100), milliseconds(200)));
+}
+
+TEST_F(ClientTest, AGenerationThatWasNeverAcceptedIsNotRepeated) {
+  generation_.breaks_before_accepting = true;
+  const auto summary = client_->Generate(Request(5), [](const auto&) { return true; });
+  EXPECT_EQ(summary.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(generation_.requests.size(), 1u);
+}
+
+TEST_F(ClientTest, AGenerationDoesNotGoOnWhereItsCallerWantsNone) {
+  generation_.breaks = 1;
+  generation_.breaks_at = 1;
+  Client once(
+      v1::GenerationService::NewStub(server_->InProcessChannel({})), nullptr, nullptr,
+      milliseconds(5000), [](milliseconds) {}, /*resume_timeout=*/milliseconds(0));
+  const auto summary = once.Generate(Request(5), [](const auto&) { return true; });
+  EXPECT_EQ(summary.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(generation_.requests.size(), 1u);
+}
+
 TEST_F(ClientTest, GenerateReturnsTheServersErrorWithItsWords) {
   const auto summary = client_->Generate(Request(3, ""), [](const auto&) { return true; });
   EXPECT_EQ(summary.status().code(), absl::StatusCode::kInvalidArgument);

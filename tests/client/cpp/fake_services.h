@@ -27,9 +27,18 @@ class FakeGeneration final : public v1::GenerationService::Service {
     if (request->text().empty()) {
       return {grpc::StatusCode::INVALID_ARGUMENT, "text is empty, want text or tokens"};
     }
-    for (int i = 0; i < request->max_new_tokens(); ++i) {
+    requests.push_back(*request);
+    v1::GenerateResponse accepted;
+    accepted.set_sequence_id(7);
+    if (breaks_before_accepting) return {grpc::StatusCode::UNAVAILABLE, "the group is not ready"};
+    writer->Write(accepted);
+    for (int i = request->resume().from_token(); i < request->max_new_tokens(); ++i) {
+      if (breaks > 0 && i == breaks_at) {
+        --breaks;
+        return {grpc::StatusCode::UNAVAILABLE, "the worker group failed"};
+      }
       v1::GenerateResponse response;
-      if (i == 0) response.set_sequence_id(7);
+      response.set_token(100 + i);
       response.set_index(i);
       response.set_text("t" + std::to_string(i) + " ");
       if (!writer->Write(response) || context->IsCancelled()) {
@@ -62,6 +71,11 @@ class FakeGeneration final : public v1::GenerationService::Service {
   }
 
   std::atomic<bool> cancelled = false;
+  // The stream ends with UNAVAILABLE so often, before token `breaks_at`.
+  std::atomic<int> breaks = 0;
+  int breaks_at = 0;
+  bool breaks_before_accepting = false;
+  std::vector<v1::GenerateRequest> requests;
 };
 
 // Knows the sequences 0 .. num_sequences - 1; fails its first `failures` calls

@@ -53,6 +53,8 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
 
     requests: list[generation_pb2.GenerateRequest] = field(default_factory=list)
     unavailable: int = 0  # calls of GetModel to refuse first
+    breaks: list[int] = field(default_factory=list)  # the stream breaks off before these tokens, in turn
+    down: bool = False  # Generate is refused before it is accepted
     cancelled: threading.Event = field(default_factory=threading.Event)
     answer: Callable[[generation_pb2.GenerateRequest], str] | None = None  # instead, in the vocabulary's letters
 
@@ -69,7 +71,13 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
         count = len(request.forced_tokens) or request.max_new_tokens
         budget = request.policy.heavy_tokens + request.policy.recent_tokens or seen
         answer = [PIECES.index(letter) for letter in self.answer(request)] if self.answer else []
-        for index in range(count):
+        if self.down:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the group is not complete")
+        yield generation_pb2.GenerateResponse(sequence_id=42)
+        for index in range(request.resume.from_token, count):
+            if self.breaks and index == self.breaks[0]:
+                self.breaks.pop(0)
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the worker group failed")
             token = (request.forced_tokens or answer or range(seen, seen + count))[index] % len(PIECES)
             response = generation_pb2.GenerateResponse(
                 sequence_id=42 if index == 0 else 0, index=index, token=token, text=PIECES[token], device_bytes=budget

@@ -70,6 +70,36 @@ def test_leaving_a_generation_early_cancels_the_call(client: Client, servers: Fa
     assert servers.worker.cancelled.wait(timeout=5)
 
 
+def test_a_generation_that_breaks_off_goes_on_with_each_token_once(
+    client: Client, servers: FakeServers, sleeps: list[float]
+) -> None:
+    servers.worker.breaks = [2, 2, 3]
+    tokens = list(client.generate([2, 3, 4], max_new_tokens=4, seed=5))
+    assert [token.index for token in tokens] == [0, 1, 2, 3]
+    assert [token.token for token in tokens] == [3, 4, 5, 6]
+    resumes = [
+        (r.resume.sequence_id, r.resume.from_token, list(r.resume.received_tokens)) for r in servers.worker.requests
+    ]
+    assert resumes == [(0, 0, []), (42, 2, [3, 4]), (42, 2, [3, 4]), (42, 3, [3, 4, 5])]
+    assert {(tuple(r.tokens), r.sampling.seed) for r in servers.worker.requests} == {((2, 3, 4), 5)}
+    # Longer from try to try, and short again after a token.
+    assert sleeps == [0.1, 0.2, 0.1]
+
+
+def test_a_generation_that_was_never_accepted_is_not_repeated(client: Client, servers: FakeServers) -> None:
+    servers.worker.down = True
+    with pytest.raises(HeavywaterError, match="not complete"):
+        client.generate([2], max_new_tokens=1).text()
+    assert len(servers.worker.requests) == 1
+
+
+def test_a_generation_does_not_go_on_where_its_caller_wants_none(client: Client, servers: FakeServers) -> None:
+    servers.worker.breaks = [1]
+    with pytest.raises(HeavywaterError, match="group failed"):
+        client.generate([2], max_new_tokens=3, resume_timeout_s=0).text()
+    assert len(servers.worker.requests) == 1
+
+
 def test_a_refused_call_raises_the_servers_code_and_words(client: Client) -> None:
     with pytest.raises(HeavywaterError, match="want one") as caught:
         client.generate("", max_new_tokens=1).text()

@@ -299,6 +299,19 @@ def test_what_cannot_be_configured_is_one_message(tmp_path: Path) -> None:
     assert "no toolkit here" in summary["error"]
 
 
+def test_a_configuration_that_does_not_end_is_named_as_such(tmp_path: Path) -> None:
+    script(tmp_path / "tools/cmake", "echo looking; sleep 60\n")
+    done = subprocess.run(
+        [ROOT / "deploy/local/gpu-check", "--build-dir", tmp_path / "build", "--seconds", "4"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": f"{tmp_path}/tools:/usr/bin:/bin"},
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: cmake was still configuring after 1 s:\n  looking\n"
+
+
 def test_a_machine_without_a_toolkit_is_told_what_to_do(tmp_path: Path) -> None:
     script(tmp_path / "tools/cmake", "echo 'Could NOT find CUDAToolkit (missing: CUDA_CUDART)'\nexit 1\n")
     done = subprocess.run(

@@ -38,6 +38,23 @@ TEST_P(BackendTest, AttendEqualsTheOracleOverRandomShapes) {
   }
 }
 
+// More query heads for each KV head than a kernel takes at once, and just as many.
+TEST_P(BackendTest, AttendOfLargeGroupsEqualsTheOracle) {
+  struct Case {
+    int group_size;
+    int head_dim;
+  };
+  for (const auto [group_size, head_dim] :
+       {Case{16, 64}, Case{16, 128}, Case{17, 80}, Case{40, 64}, Case{8, 256}, Case{13, 256}}) {
+    SCOPED_TRACE("group " + std::to_string(group_size) + " of " + std::to_string(head_dim));
+    std::mt19937 rng(group_size);
+    const KvShape shape = Shape(2 * group_size, 2, head_dim, kKvDtypes[group_size % 3]);
+    const AttendCase attend = RandomAttendCase(rng, shape, 2);
+    ExpectClose(RunAttend(backend(), attend), RunAttend(oracle(), attend),
+                attend.num_tokens() * group_size);
+  }
+}
+
 TEST_P(BackendTest, AttendOfARaggedBatchEqualsEachSequenceAloneBitForBit) {
   for (unsigned seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

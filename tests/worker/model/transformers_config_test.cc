@@ -92,6 +92,8 @@ TEST(TransformersConfigTest, NamesValuesThatCannotBe) {
               HasSubstr("'num_attention_heads' is 4, want a multiple of 'num_key_value_heads', 3"));
   EXPECT_THAT(Message({{"head_dim", 7}}), HasSubstr("an even number"));
   EXPECT_THAT(Message({{"rope_theta", -1}}), HasSubstr("'rope_theta' is -1"));
+  EXPECT_THAT(Message({{"rope_theta", 1}, {"rope_scaling", {{"type", "yarn"}, {"factor", 2}}}}),
+              HasSubstr("the base of RoPE is 1, want above 1 with yarn"));
   EXPECT_THAT(Message({{"rope_scaling", 4}}), HasSubstr("'rope_scaling' is no object"));
   EXPECT_THAT(Message({{"rope_scaling", {{"type", "linear"}, {"factor", 0.5}}}}),
               HasSubstr("the factor of 'rope_scaling' is 0.5"));

@@ -15,11 +15,18 @@ double Half(double value) {
   return std::clamp(std::nearbyint(value / quantum) * quantum, -65504.0, 65504.0);
 }
 
+// A quarter of the head in groups of 8, at least 24 channels of 64 and more. Random cases
+// have no device_ratio.
+int DefaultChannels(int head_dim) {
+  const int quarter = (head_dim + 31) / 32 * 8;
+  return head_dim < 64 ? quarter : std::max(quarter, 24);
+}
+
 }  // namespace
 
 void PlainSketch::Choose(const std::vector<std::vector<double>>& keys) {
   const int channels = options_.recall.sketch_channels > 0 ? options_.recall.sketch_channels
-                                                           : (options_.head_dim + 31) / 32 * 8;
+                                                           : DefaultChannels(options_.head_dim);
   std::vector<std::pair<double, int>> ranked;  // (-telling, channel)
   for (int c = 0; c < options_.head_dim; ++c) {
     double energy = 0;

@@ -12,6 +12,7 @@ from heavywater.cli.generate import generate
 from heavywater.cli.inspect import inspect
 from heavywater.cli.plan_memory import plan_memory_command
 from heavywater.cli.serve import serve
+from heavywater.cli.soak import soak_command
 from heavywater.errors import HeavywaterError
 from heavywater.local import exit_on_signals
 from heavywater.server_process import ServerError
@@ -22,6 +23,7 @@ app.command()(generate)
 app.command()(inspect)
 app.command()(diff)
 app.command()(serve)
+app.command("soak")(soak_command)
 app.command("plan-memory")(plan_memory_command)
 app.add_typer(eval_app, name="eval")
 

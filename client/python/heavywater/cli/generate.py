@@ -67,7 +67,7 @@ def generate(
     )
     if show_reads and not reads_demoted(policy, recall):
         raise ValueError(f"--show-reads with --policy {policy} and no recall, want --policy recall or --recall")
-    with connected(address, cache, LocalOptions(ranks=ranks, model=model), log) as client:
+    with connected(address, cache, LocalOptions(ranks=ranks, model=model, supervise=True), log) as client:
         text, suffix = prompt_and_suffix(client, text, chat, system, question_after)
         generation = client.generate(
             text,

@@ -1,0 +1,99 @@
+"""Generations while processes are killed: each must end with the undisturbed run's text."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from heavywater.client import Client
+from heavywater.errors import HeavywaterError
+from heavywater.local import LocalServers
+from heavywater.v1 import common_pb2
+
+# Long enough for evictions, committed states and, with recall, promotions.
+_PROMPT_TOKENS = 200
+NEW_TOKENS = 160
+_POLICIES = (
+    common_pb2.PolicyOptions(policy="snapkv_h2o", heavy_tokens=96, recent_tokens=32),
+    common_pb2.PolicyOptions(policy="recall", heavy_tokens=96, recent_tokens=32),
+)
+# Leases of sequences, and what else may hold a page after its sequence was closed.
+SEQUENCE_LEASE_MS = 15_000
+_SETTLE_S = 2 * SEQUENCE_LEASE_MS / 1000 + 15
+
+
+@dataclass
+class SoakFigures:
+    """`leaked`: bytes that tiers still hold, or do not account for, when nothing runs."""
+
+    kills: int = 0
+    equal: int = 0
+    errors: int = 0
+    leaked: int = 0
+
+    def row(self) -> dict[str, int]:
+        """As `heavywater soak --json` prints it."""
+        return asdict(self)
+
+
+def soak(
+    servers: LocalServers, kills: int, seed: int, new_tokens: int, progress: Callable[[str], None]
+) -> SoakFigures:
+    """Kills one worker in each of `kills` generations of `new_tokens`, when and which drawn from `seed`."""
+    draws = random.Random(seed)
+    figures = SoakFigures()
+    with servers.client() as client:
+        prompt = _prompt(client, draws)
+        undisturbed = [_run(client, prompt, policy, new_tokens) for policy in _POLICIES]
+        for index in range(kills):
+            policy = index % len(_POLICIES)
+            moment, rank = draws.randrange(new_tokens), draws.randrange(len(servers.workers))
+            figures.kills += 1
+            try:
+                text = _run(client, prompt, _POLICIES[policy], new_tokens, moment, servers.workers[rank].kill)
+                figures.equal += text == undisturbed[policy]
+                said = "equal" if text == undisturbed[policy] else "DIFFERS"
+            except HeavywaterError as error:
+                figures.errors += 1
+                said = str(error)
+            progress(f"kill {figures.kills}: rank {rank} after {moment} tokens, {_POLICIES[policy].policy}: {said}")
+        figures.leaked = _leaked(client)
+    return figures
+
+
+def _prompt(client: Client, draws: random.Random) -> list[int]:
+    """Any tokens will do: whole words, so that a text comes of it."""
+    words = [i for i, piece in enumerate(client.get_model().pieces) if len(piece) > 3]
+    return [draws.choice(words) for _ in range(_PROMPT_TOKENS)]
+
+
+def _run(
+    client: Client,
+    prompt: list[int],
+    policy: common_pb2.PolicyOptions,
+    new_tokens: int,
+    moment: int = -1,
+    kill: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """The new tokens; `kill` is called when there are `moment` of them."""
+    tokens: list[int] = []
+    with client.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True, policy=policy) as generation:
+        for token in generation:
+            if len(tokens) == moment:
+                kill()
+            tokens.append(token.token)
+        client.close(generation.sequence_id)
+    return tokens
+
+
+def _leaked(client: Client) -> int:
+    """Waits until all is given back, or what is left is no longer only late."""
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        tiers = client.stats().tiers
+        held = sum(tier.used_bytes + abs(tier.total_bytes - tier.used_bytes - tier.free_bytes) for tier in tiers)
+        if held == 0 or time.monotonic() > deadline:
+            return held
+        time.sleep(0.5)
