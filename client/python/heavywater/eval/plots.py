@@ -131,7 +131,7 @@ def kept_map(kept: Mapping[str, npt.NDArray[np.float64]], steps: Sequence[int], 
         image = panel.imshow(
             100 * shares, aspect="auto", interpolation="nearest", cmap="magma", vmin=0, vmax=100, origin="upper"
         )
-        panel.axvline(prompt - 0.5, color="white", linewidth=1)
+        panel.axvline(prompt - 0.5, color="#56B4E9", linewidth=1.2)
         panel.set_title(name, fontsize=10)
         panel.set_yticks(range(len(steps)), [f"+{step}" for step in steps], fontsize=8)
         panel.grid(False)
