@@ -52,6 +52,11 @@ void AddResident(const ResidentPositions& resident, int64_t recent_begin,
   set->mutable_scores()->Add(recent_scores.begin(), recent_scores.end());
 }
 
+int64_t RecentTokens(const v1::ResolvedBudget& budget, int layer) {
+  return layer < budget.layer_recent_tokens_size() ? budget.layer_recent_tokens(layer)
+                                                   : budget.recent_tokens();
+}
+
 }  // namespace
 
 std::vector<v1::SequenceSet> SplitSets(const ReportedPlan& plan, const v1::ResolvedBudget& budget,
@@ -68,7 +73,7 @@ std::vector<v1::SequenceSet> SplitSets(const ReportedPlan& plan, const v1::Resol
     set.set_plan(plan.number);
     set.set_tokens_seen(plan.tokens_seen);
     set.set_plan_hash(plan.hash);
-    AddResident(resident, plan.tokens_seen - budget.recent_tokens(), budget, &set);
+    AddResident(resident, plan.tokens_seen - RecentTokens(budget, layer), budget, &set);
     const NotResident gone = Split(plan, kv_head, resident);
     AppendFlat(gone.demoted, set.mutable_demoted_ranges());
     AppendFlat(gone.dropped, set.mutable_dropped_ranges());

@@ -43,6 +43,14 @@ absl::Status CheckOpen(const v1::OpenSequenceRequest& request) {
   HW_RETURN_IF_ERROR(CheckInt("budget.budget_tokens", budget.budget_tokens(), 0, max));
   HW_RETURN_IF_ERROR(CheckInt("budget.sink_tokens", budget.sink_tokens(), 0, max));
   HW_RETURN_IF_ERROR(CheckInt("budget.recent_tokens", budget.recent_tokens(), 0, max));
+  const int num_layers = request.fingerprint().num_layers();
+  HW_RETURN_IF_ERROR(CheckInt("number of budget.layer_budget_tokens",
+                              budget.layer_budget_tokens_size(), 0, num_layers));
+  HW_RETURN_IF_ERROR(CheckInt("number of budget.layer_recent_tokens",
+                              budget.layer_recent_tokens_size(), 0, num_layers));
+  for (const int64_t recent : budget.layer_recent_tokens()) {
+    HW_RETURN_IF_ERROR(CheckInt("budget.layer_recent_tokens", recent, 0, max));
+  }
   const std::string& scope = budget.scope();
   if (scope == "layer" || scope == "kv_head") return absl::OkStatus();
   return absl::InvalidArgumentError(

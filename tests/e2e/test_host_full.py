@@ -69,9 +69,7 @@ def test_dropped_positions_are_misses_and_demoted_ones_read_back(
         "disable_slab": transport == "stream",
     }
     with cluster(folder, HEADS, cache={"host_bytes": 5 * PAGE_ROW + 65536}, worker=worker) as group:
-        messages = group.generate(
-            tokens=long_prompt[:PROMPT], max_new_tokens=NEW_TOKENS, ignore_eos=True, policy=SMALL
-        )
+        messages = group.generate(tokens=long_prompt[:PROMPT], max_new_tokens=NEW_TOKENS, ignore_eos=True, policy=SMALL)
         sequence = messages[0].sequence_id
         counts = summary(messages).counts
         seen = PROMPT + NEW_TOKENS - 1

@@ -23,8 +23,9 @@ LARGEST_WEIGHT = 127
 
 
 def default_channels(head_size: int) -> int:
-    """A quarter of the head, rounded up to whole groups of 8."""
-    return -(-head_size // 32) * 8
+    """A quarter of the head, rounded up to whole groups of 8; at least 24 of 64 and more."""
+    quarter = -(-head_size // 32) * 8
+    return max(quarter, 24) if head_size >= 64 else quarter
 
 
 def choose_channels(queries: Floats, keys: Floats, channels: int) -> Ints:

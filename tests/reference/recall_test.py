@@ -28,8 +28,8 @@ def demoted_of(keys: np.ndarray, positions: list[int], chosen: np.ndarray) -> De
     return Demoted(keys, normal(7, *keys.shape), pages, np.array(positions, np.int64))
 
 
-@pytest.mark.parametrize(("size", "channels"), [(64, 16), (80, 24), (96, 24), (128, 32), (256, 64)])
-def test_a_quarter_of_the_channels_in_whole_groups_is_the_default(size, channels):
+@pytest.mark.parametrize(("size", "channels"), [(32, 8), (64, 24), (80, 24), (96, 24), (128, 32), (256, 64)])
+def test_the_default_is_a_quarter_of_the_channels_but_at_least_24_of_64(size, channels):
     assert default_channels(size) == channels
 
 

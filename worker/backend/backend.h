@@ -69,7 +69,8 @@ struct AttendItem {
   int64_t first_token = 0;
   int64_t num_tokens = 0;
   Position first_position = 0;
-  bool accumulate_gains = true;  // add probabilities to layer.gains
+  bool accumulate_gains = true;             // add to layer.gains ...
+  GainKind gains = GainKind::kProbability;  // ... this
   // Step 2: each query also attends, in the same softmax, to what it picks among
   // the demoted positions. Null: no recall. Outlives the call.
   const RecallView* recall = nullptr;
@@ -87,12 +88,13 @@ struct AttendParams {
 // A chunk of a prompt over one layer's whole KV: slot == position, so
 // layer.positions is not read. Query i (position first_position + i) attends to
 // positions 0 .. first_position + i. Queries at positions >= score_from add
-// their probabilities to layer.gains (column sums).
+// what `gains` says to layer.gains (column sums).
 struct PromptParams {
   LayerView layer;
   int64_t num_tokens = 0;
   Position first_position = 0;
   Position score_from = 0;
+  GainKind gains = GainKind::kProbability;
   DeviceSpan<const float> queries;  // [num_tokens][num_query_heads][head_dim]
   DeviceSpan<float> out;            // [num_tokens][num_query_heads][head_dim]
   // At least PromptScratchBytes() of first_position + num_tokens.
@@ -186,7 +188,9 @@ class Backend : public ScratchSizes {
 
   // Steps 2 and 3: one softmax per query over the slots and its picks, one pass
   // over K and V; the probabilities, each rounded to 2^-32 on its own, are added
-  // to the gains of the KV head (picks: to recall->gains). A ragged batch equals
+  // to the gains of the KV head (picks: to recall->gains); with GainKind::kPivotal
+  // 2^32 for each that is above the threshold of the query's position, in slots only
+  // (that kind goes without recall). A ragged batch equals
   // each sequence alone, bit for bit.
   //
   // The pick, per token and KV head: from the sketch, a position's logit for query

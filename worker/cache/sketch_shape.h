@@ -46,6 +46,12 @@ struct SketchShape {
 };
 
 // A quarter of the head, rounded up to whole groups of 8.
-constexpr int DefaultSketchChannels(int head_dim) { return (head_dim + 31) / 32 * 8; }
+constexpr int QuarterSketchChannels(int head_dim) { return (head_dim + 31) / 32 * 8; }
+// As many, and 24 for heads of 64 and more: 16 of 64 channels miss what 24 find
+// (docs/decisions/2026-11-30-sketch-channels.md).
+constexpr int DefaultSketchChannels(int head_dim) {
+  const int quarter = QuarterSketchChannels(head_dim);
+  return head_dim >= 64 && quarter < 24 ? 24 : quarter;
+}
 
 }  // namespace heavywater

@@ -49,14 +49,14 @@ absl::StatusOr<BytePairMerger> BytePairMerger::Create(const TokenizerSpec& spec)
     HW_ASSIGN_OR_RETURN(const int32_t left_id, LookUp(ids, left, merge));
     HW_ASSIGN_OR_RETURN(const int32_t right_id, LookUp(ids, right, merge));
     HW_ASSIGN_OR_RETURN(const int32_t id, LookUp(ids, Message(left, right), merge));
-    merger.merges_.emplace(PairKey(left_id, right_id), Merge{static_cast<int32_t>(rank), id});
+    merger.rules_.emplace(PairKey(left_id, right_id), Rule{static_cast<int32_t>(rank), id});
   }
   return merger;
 }
 
-const BytePairMerger::Merge* BytePairMerger::Find(int32_t left, int32_t right) const {
-  const auto found = merges_.find(PairKey(left, right));
-  return found == merges_.end() ? nullptr : &found->second;
+const BytePairMerger::Rule* BytePairMerger::Find(int32_t left, int32_t right) const {
+  const auto found = rules_.find(PairKey(left, right));
+  return found == rules_.end() ? nullptr : &found->second;
 }
 
 // The symbols of a word as a linked list, and the pairs that could merge in a
@@ -64,11 +64,9 @@ const BytePairMerger::Merge* BytePairMerger::Find(int32_t left, int32_t right) c
 // when they come up.
 class BytePairMerger::Word {
  public:
-  Word(const BytePairMerger& merger, std::string_view bytes) : merger_(merger) {
-    symbols_.reserve(bytes.size());
-    for (const char byte : bytes) {
-      const int32_t token = merger.byte_tokens_[static_cast<unsigned char>(byte)];
-      if (token == kNoToken) continue;
+  Word(const BytePairMerger& merger, std::span<const int32_t> tokens) : merger_(merger) {
+    symbols_.reserve(tokens.size());
+    for (const int32_t token : tokens) {
       const auto index = static_cast<int32_t>(symbols_.size());
       symbols_.push_back({token, index - 1, index + 1});
     }
@@ -80,8 +78,8 @@ class BytePairMerger::Word {
     while (!candidates_.empty()) {
       const Candidate best = candidates_.top();
       candidates_.pop();
-      const Merge* merge = MergeAt(best.left);
-      if (merge != nullptr && merge->rank == best.rank) Apply(best.left, merge->token);
+      const Rule* rule = RuleAt(best.left);
+      if (rule != nullptr && rule->rank == best.rank) Apply(best.left, rule->token);
     }
   }
 
@@ -112,14 +110,14 @@ class BytePairMerger::Word {
   const Symbol& at(int32_t index) const { return symbols_[static_cast<size_t>(index)]; }
 
   // The merge of symbol `left` with the next one, if there is one now.
-  const Merge* MergeAt(int32_t left) const {
+  const Rule* RuleAt(int32_t left) const {
     const Symbol& symbol = at(left);
     if (symbol.token == kNoToken || symbol.next == kEnd) return nullptr;
     return merger_.Find(symbol.token, at(symbol.next).token);
   }
 
   void Queue(int32_t left) {
-    if (const Merge* merge = MergeAt(left)) candidates_.push({merge->rank, left});
+    if (const Rule* rule = RuleAt(left)) candidates_.push({rule->rank, left});
   }
 
   void Apply(int32_t left, int32_t token) {
@@ -139,9 +137,19 @@ class BytePairMerger::Word {
 };
 
 void BytePairMerger::Encode(std::string_view word, std::vector<int32_t>& tokens) const {
-  Word symbols(*this, word);
-  symbols.MergeAll();
-  symbols.AppendTo(tokens);
+  std::vector<int32_t> symbols;
+  symbols.reserve(word.size());
+  for (const char byte : word) {
+    const int32_t token = byte_tokens_[static_cast<unsigned char>(byte)];
+    if (token != kNoToken) symbols.push_back(token);
+  }
+  Merge(symbols, tokens);
+}
+
+void BytePairMerger::Merge(std::span<const int32_t> symbols, std::vector<int32_t>& tokens) const {
+  Word word(*this, symbols);
+  word.MergeAll();
+  word.AppendTo(tokens);
 }
 
 }  // namespace heavywater

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,17 +26,20 @@ class BytePairMerger {
   // the reference tokenizer.
   void Encode(std::string_view word, std::vector<int32_t>& tokens) const;
 
+  // Likewise from the given tokens.
+  void Merge(std::span<const int32_t> symbols, std::vector<int32_t>& tokens) const;
+
  private:
-  struct Merge {
+  struct Rule {
     int32_t rank = 0;
     int32_t token = 0;  // what the pair becomes
   };
   class Word;
 
-  const Merge* Find(int32_t left, int32_t right) const;
+  const Rule* Find(int32_t left, int32_t right) const;
 
   std::array<int32_t, 256> byte_tokens_{};
-  absl::flat_hash_map<uint64_t, Merge> merges_;  // by left << 32 | right
+  absl::flat_hash_map<uint64_t, Rule> rules_;  // by left << 32 | right
 };
 
 }  // namespace heavywater

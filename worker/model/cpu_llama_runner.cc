@@ -15,10 +15,11 @@ constexpr int64_t kAlignFloats = 16;  // a cache line
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> CpuLlamaRunner::Create(
-    const GgufFile& file, Communicator& comm, Backend& backend, const LlamaRunnerOptions& options) {
+    const ModelFile& file, Communicator& comm, Backend& backend,
+    const LlamaRunnerOptions& options) {
   HW_RETURN_IF_ERROR(CheckMaxBatch(options.max_batch_tokens));
   HW_ASSIGN_OR_RETURN(auto matmul, Matmul::Create(backend, options.num_threads));
-  HW_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(file));
+  HW_ASSIGN_OR_RETURN(const ModelConfig config, file.ReadConfig());
   HW_ASSIGN_OR_RETURN(const RankShard shard, MakeRankShard(config, comm.rank(), comm.size()));
   HW_ASSIGN_OR_RETURN(LlamaWeights weights, LoadLlamaWeights(file, config, shard, backend));
   std::unique_ptr<CpuLlamaRunner> runner(
@@ -31,7 +32,8 @@ absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> CpuLlamaRunner::Create(
 CpuLlamaRunner::CpuLlamaRunner(ModelConfig config, RankShard shard, LlamaWeights weights,
                                Communicator& comm, const LlamaRunnerOptions& options)
     : LlamaRunner(std::move(config), shard, std::move(weights), comm, options.max_batch_tokens),
-      angles_(this->config().head_dim, this->config().rope_base, this->weights().rope_factors) {}
+      angles_(this->config().head_dim, this->config().rope_base, this->weights().rope_factors,
+              RopeMagnitude(this->config().rope_scaling)) {}
 
 int64_t CpuLlamaRunner::LayOutWorkspace(float* memory) {
   int64_t used = 0;
@@ -62,14 +64,23 @@ absl::Status CpuLlamaRunner::AllocateWorkspace(Backend& backend) {
   exchange().partial = {workspace_.partial, max_tokens() * config().hidden_size};
   exchange().logits = {workspace_.logits, max_logits_tokens() * shard().max_vocab};
   exchange().gathered = {workspace_.gathered, shard().size * exchange().logits.size()};
+  return ReserveMatrices();
+}
+
+absl::Status CpuLlamaRunner::ReserveMatrices() {
   const auto reserve = [&](const WeightMatrix& weights, int64_t tokens, int64_t out_stride) {
-    return matmul_->Reserve(weights.rows, weights.cols, tokens, out_stride);
+    return matmul_->Reserve({.codec = weights.codec,
+                             .rows = weights.rows,
+                             .cols = weights.cols,
+                             .tokens = tokens,
+                             .out_stride = out_stride});
   };
-  const LlamaLayer& layer = weights().layers[0];  // all are alike
-  HW_RETURN_IF_ERROR(reserve(layer.qkv, max_tokens(), layer.qkv.rows));
-  HW_RETURN_IF_ERROR(reserve(layer.attn_output, max_tokens(), config().hidden_size));
-  HW_RETURN_IF_ERROR(reserve(layer.gate_up, max_tokens(), layer.gate_up.rows));
-  HW_RETURN_IF_ERROR(reserve(layer.ffn_down, max_tokens(), config().hidden_size));
+  for (const LlamaLayer& layer : weights().layers) {  // of one shape; codecs may differ
+    HW_RETURN_IF_ERROR(reserve(layer.qkv, max_tokens(), layer.qkv.rows));
+    HW_RETURN_IF_ERROR(reserve(layer.attn_output, max_tokens(), config().hidden_size));
+    HW_RETURN_IF_ERROR(reserve(layer.gate_up, max_tokens(), layer.gate_up.rows));
+    HW_RETURN_IF_ERROR(reserve(layer.ffn_down, max_tokens(), config().hidden_size));
+  }
   return reserve(weights().output, max_logits_tokens(), shard().max_vocab);
 }
 
@@ -84,7 +95,7 @@ absl::Status CpuLlamaRunner::EmbedChunk(std::span<const int32_t> tokens, DeviceS
   for (const int32_t token : tokens) {
     const int64_t row = token - shard().vocab.begin;
     if (row >= 0 && row < shard().vocab.size) {
-      std::copy_n(weights().embedding.row(row), width, out);
+      UnpackRows(weights().embedding.row(row), weights().embedding.codec, 1, width, out);
     } else {
       std::fill_n(out, width, 0.0f);  // another rank has it
     }
@@ -108,12 +119,24 @@ absl::Status CpuLlamaRunner::QkvChunk(const LlamaLayer& layer, DeviceSpan<const 
     }
   };
   for (int64_t t = 0; t < tokens; ++t) {
-    const float* row = workspace_.qkv + t * layer.qkv.rows;
+    float* const row = workspace_.qkv + t * layer.qkv.rows;
+    PrepareQkv(layer, row);
     rotate(row, q_width(), t, q.device_address() + t * q_width());
     rotate(row + q_width(), kv_width(), t, k.device_address() + t * kv_width());
     std::copy_n(row + q_width() + kv_width(), kv_width(), v.device_address() + t * kv_width());
   }
   return absl::OkStatus();
+}
+
+void CpuLlamaRunner::PrepareQkv(const LlamaLayer& layer, float* row) const {
+  if (layer.qkv_bias.exists()) AddTo(layer.qkv_bias.floats(), layer.qkv_bias.cols, row);
+  if (!layer.q_norm.exists()) return;
+  const int64_t head_dim = config().head_dim;
+  const auto epsilon = static_cast<float>(config().rms_epsilon);
+  for (int64_t i = 0; i < q_width() + kv_width(); i += head_dim) {
+    const WeightMatrix& norm = i < q_width() ? layer.q_norm : layer.k_norm;
+    RmsNorm(row + i, norm.floats(), epsilon, head_dim, row + i);
+  }
 }
 
 absl::Status CpuLlamaRunner::AttentionChunk(const LlamaLayer& layer,
@@ -169,14 +192,20 @@ absl::Status CpuLlamaRunner::PlaceLogits(int64_t tokens, DeviceSpan<float> logit
 void CpuLlamaRunner::Normalise(const float* hidden, int64_t tokens, const WeightMatrix& weight) {
   const int64_t width = config().hidden_size;
   for (int64_t t = 0; t < tokens; ++t) {
-    RmsNorm(hidden + t * width, weight.data, static_cast<float>(config().rms_epsilon), width,
+    RmsNorm(hidden + t * width, weight.floats(), static_cast<float>(config().rms_epsilon), width,
             workspace_.normed + t * width);
   }
 }
 
 absl::Status CpuLlamaRunner::Multiply(const WeightMatrix& weights, const float* x, int64_t tokens,
                                       float* out, int64_t out_stride) {
+  if (weights.rows == 0) return absl::OkStatus();  // a rank without a part of the vocabulary
+  if (weights.cols == 0) {                         // or of the feed-forward
+    std::fill_n(out, tokens * out_stride, 0.0f);
+    return absl::OkStatus();
+  }
   return matmul_->Run({.weights = weights.data,
+                       .codec = weights.codec,
                        .rows = weights.rows,
                        .cols = weights.cols,
                        .x = x,

@@ -1,4 +1,5 @@
-// Llama-family models on the CPU, tensor parallel, in float32.
+// Llama-family models on the CPU, tensor parallel: in float32, with weights as the file
+// has them.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,11 @@
 #include "absl/status/statusor.h"
 #include "worker/backend/backend.h"
 #include "worker/comm/communicator.h"
-#include "worker/model/gguf_file.h"
 #include "worker/model/llama_runner.h"
 #include "worker/model/llama_weights.h"
 #include "worker/model/matmul.h"
 #include "worker/model/model_config.h"
+#include "worker/model/model_file.h"
 #include "worker/model/rank_shard.h"
 #include "worker/model/rope_angles.h"
 
@@ -31,8 +32,8 @@ class CpuLlamaRunner final : public LlamaRunner {
  public:
   // Loads the shard of rank comm.rank() of comm.size(); `file` is not used
   // afterwards. `comm` and `backend` must outlive the runner. Errors as
-  // ReadModelConfig(), MakeRankShard() and LoadLlamaWeights().
-  static absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> Create(const GgufFile& file,
+  // ModelFile::ReadConfig(), MakeRankShard() and LoadLlamaWeights().
+  static absl::StatusOr<std::unique_ptr<CpuLlamaRunner>> Create(const ModelFile& file,
                                                                 Communicator& comm,
                                                                 Backend& backend,
                                                                 const LlamaRunnerOptions& options);
@@ -70,11 +71,15 @@ class CpuLlamaRunner final : public LlamaRunner {
                  const LlamaRunnerOptions& options);
 
   absl::Status AllocateWorkspace(Backend& backend);
+  // What the matrices' products need beside it.
+  absl::Status ReserveMatrices();
   // Gives the workspace's parts addresses from `memory`; returns the floats used.
   int64_t LayOutWorkspace(float* memory);
 
   // normed = RMS norm of the rows of hidden.
   void Normalise(const float* hidden, int64_t tokens, const WeightMatrix& weight);
+  // What an architecture does to rows of Q, K and V before RoPE, if anything.
+  void PrepareQkv(const LlamaLayer& layer, float* row) const;
   absl::Status Multiply(const WeightMatrix& weights, const float* x, int64_t tokens, float* out,
                         int64_t out_stride);
 

@@ -2,13 +2,14 @@
 
 #include <bit>
 #include <cstring>
+#include <vector>
 
+#include "cache_service/base/bfloat16.h"
 #include "cache_service/base/check.h"
+#include "worker/model/quant_groups.h"
 
 namespace heavywater {
 namespace {
-
-constexpr int kBlock = 32;  // values in a block of Q8_0 and Q4_1
 
 uint16_t LoadHalf(const std::byte* from) {
   uint16_t half;
@@ -20,27 +21,18 @@ void DequantizeF16(const std::byte* from, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) to[i] = HalfToFloat(LoadHalf(from + 2 * i));
 }
 
-// A scale, then 32 signed bytes.
-void DequantizeQ8_0(const std::byte* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; i += kBlock, from += 2 + kBlock, to += kBlock) {
-    const float scale = HalfToFloat(LoadHalf(from));
-    const auto* quants = reinterpret_cast<const int8_t*>(from + 2);
-    for (int j = 0; j < kBlock; ++j) to[j] = static_cast<float>(quants[j]) * scale;
-  }
+void DequantizeBF16(const std::byte* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = BFloat16ToFloat(LoadHalf(from + 2 * i));
 }
 
-// A scale and a minimum, then 16 bytes: the low nibbles are the first 16
-// values, the high nibbles the others.
-void DequantizeQ4_1(const std::byte* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; i += kBlock, from += 4 + kBlock / 2, to += kBlock) {
-    const float scale = HalfToFloat(LoadHalf(from));
-    const float minimum = HalfToFloat(LoadHalf(from + 2));
-    const auto* quants = reinterpret_cast<const uint8_t*>(from + 4);
-    for (int j = 0; j < kBlock / 2; ++j) {
-      to[j] = static_cast<float>(quants[j] & 0x0f) * scale + minimum;
-    }
-    for (int j = 0; j < kBlock / 2; ++j) {
-      to[j + kBlock / 2] = static_cast<float>(quants[j] >> 4) * scale + minimum;
+// Each product of a code and a scale is exact where there is a minimum, so that fused
+// or not the sum is rounded once.
+void DequantizeGroups(TensorType type, const std::byte* from, int64_t count, float* to) {
+  std::vector<QuantGroup> groups(static_cast<size_t>(count / kQuantGroup));
+  ReadQuantGroups(type, from, groups);
+  for (const QuantGroup& group : groups) {
+    for (const int8_t code : group.codes) {
+      *to++ = static_cast<float>(code) * group.scale + group.minimum;
     }
   }
 }
@@ -72,12 +64,12 @@ void DequantizeRows(const GgufTensor& tensor, int64_t first_row, int64_t num_row
       return;
     case TensorType::kF16:
       return DequantizeF16(from, count, out.data());
-    case TensorType::kQ8_0:
-      return DequantizeQ8_0(from, count, out.data());
-    case TensorType::kQ4_1:
-      return DequantizeQ4_1(from, count, out.data());
+    case TensorType::kBF16:
+      return DequantizeBF16(from, count, out.data());
+    default:
+      // ParseGguf() admits no type that is neither of floats nor quantised.
+      return DequantizeGroups(tensor.type, from, count, out.data());
   }
-  HW_CHECK(false);  // ParseGguf() admits no other type
 }
 
 }  // namespace heavywater

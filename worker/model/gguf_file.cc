@@ -1,35 +1,15 @@
 #include "worker/model/gguf_file.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <limits>
 
-#include "absl/cleanup/cleanup.h"
 #include "cache_service/base/status.h"
 #include "worker/model/message.h"
+#include "worker/model/model_fingerprint.h"
 
 namespace heavywater {
 namespace {
-
-absl::StatusOr<std::span<const std::byte>> MapFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return absl::ErrnoToStatus(errno, Message("cannot open ", path));
-  const absl::Cleanup close_file = [fd] { close(fd); };
-  struct stat info;
-  if (fstat(fd, &info) != 0) return absl::ErrnoToStatus(errno, Message("cannot read ", path));
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(path + " is not a regular file");
-  if (info.st_size == 0) return absl::DataLossError(path + " is empty");
-  const auto bytes = static_cast<size_t>(info.st_size);
-  void* address = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-  if (address == MAP_FAILED) return absl::ErrnoToStatus(errno, Message("cannot map ", path));
-  return std::span(static_cast<const std::byte*>(address), bytes);
-}
 
 absl::Status WrongType(std::string_view field, GgufType got, std::string_view want) {
   return absl::InvalidArgumentError(
@@ -39,9 +19,9 @@ absl::Status WrongType(std::string_view field, GgufType got, std::string_view wa
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {
-  HW_ASSIGN_OR_RETURN(const auto bytes, MapFile(path));
-  std::unique_ptr<GgufFile> file(new GgufFile(bytes));
-  auto contents = ParseGguf(bytes);
+  HW_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
+  std::unique_ptr<GgufFile> file(new GgufFile(std::move(mapped)));
+  auto contents = ParseGguf(file->file_.bytes());
   if (!contents.ok()) {
     return absl::Status(contents.status().code(), Message(path, ": ", contents.status().message()));
   }
@@ -49,7 +29,9 @@ absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path
   return file;
 }
 
-GgufFile::~GgufFile() { munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
+absl::StatusOr<ModelConfig> GgufFile::ReadConfig() const { return ReadModelConfig(*this); }
+absl::StatusOr<TokenizerSpec> GgufFile::ReadTokenizer() const { return ReadTokenizerSpec(*this); }
+std::string GgufFile::Fingerprint() const { return ModelFingerprint(*this); }
 
 absl::StatusOr<const GgufValue*> GgufFile::GetValue(std::string_view field) const {
   const auto found = contents_.metadata.find(field);
@@ -103,24 +85,29 @@ absl::StatusOr<std::span<const std::string_view>> GgufFile::GetStrings(
   return std::span<const std::string_view>(array->strings);
 }
 
-absl::StatusOr<std::vector<int32_t>> GgufFile::GetInt32s(std::string_view field) const {
+template <typename T>
+absl::StatusOr<std::vector<T>> GgufFile::GetNumbers(std::string_view field, GgufType type) const {
   HW_ASSIGN_OR_RETURN(const GgufValue* value, GetValue(field));
+  const std::string want = GgufTypeName(type);
   const auto* array = std::get_if<GgufArray>(&value->value);
-  if (array == nullptr) return WrongType(field, value->type, "an array of int32");
-  if (array->type != GgufType::kInt32) return WrongType(field, array->type, "int32 in its array");
-  std::vector<int32_t> numbers(static_cast<size_t>(array->count));
+  if (array == nullptr) return WrongType(field, value->type, "an array of " + want);
+  if (array->type != type) return WrongType(field, array->type, want + " in its array");
+  std::vector<T> numbers(static_cast<size_t>(array->count));
   if (!numbers.empty()) std::memcpy(numbers.data(), array->numbers.data(), array->numbers.size());
   return numbers;
+}
+
+absl::StatusOr<std::vector<int32_t>> GgufFile::GetInt32s(std::string_view field) const {
+  return GetNumbers<int32_t>(field, GgufType::kInt32);
+}
+
+absl::StatusOr<std::vector<float>> GgufFile::GetFloats(std::string_view field) const {
+  return GetNumbers<float>(field, GgufType::kFloat32);
 }
 
 const GgufTensor* GgufFile::FindTensor(std::string_view name) const {
   const auto found = contents_.tensors.find(name);
   return found == contents_.tensors.end() ? nullptr : &found->second;
-}
-
-absl::StatusOr<GgufTensor> GgufFile::GetTensor(std::string_view name) const {
-  if (const GgufTensor* tensor = FindTensor(name)) return *tensor;
-  return absl::NotFoundError(Message("tensor '", name, "' is missing"));
 }
 
 std::vector<std::string_view> GgufFile::TensorNames() const {

@@ -6,26 +6,24 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "worker/model/gguf_parser.h"
 #include "worker/model/gguf_types.h"
+#include "worker/model/mapped_file.h"
+#include "worker/model/model_file.h"
 
 namespace heavywater {
 
 // Immutable and thread safe. Everything it returns is a view that lives as long
-// as it does. The file must not be shortened meanwhile (as with any mapping,
-// the process would get SIGBUS).
-class GgufFile {
+// as it does.
+class GgufFile final : public ModelFile {
  public:
   // NOT_FOUND or PERMISSION_DENIED from the system; else as ParseGguf(), with
   // the path before the message.
   static absl::StatusOr<std::unique_ptr<GgufFile>> Open(const std::string& path);
-
-  ~GgufFile();
-  GgufFile(const GgufFile&) = delete;
-  GgufFile& operator=(const GgufFile&) = delete;
 
   bool Has(std::string_view field) const { return contents_.metadata.contains(field); }
 
@@ -37,23 +35,30 @@ class GgufFile {
   absl::StatusOr<bool> GetBool(std::string_view field) const;
   absl::StatusOr<std::span<const std::string_view>> GetStrings(std::string_view field) const;
   absl::StatusOr<std::vector<int32_t>> GetInt32s(std::string_view field) const;
+  absl::StatusOr<std::vector<float>> GetFloats(std::string_view field) const;
 
-  // NOT_FOUND naming the tensor; nullptr from Find.
-  absl::StatusOr<GgufTensor> GetTensor(std::string_view name) const;
-  const GgufTensor* FindTensor(std::string_view name) const;
-  std::vector<std::string_view> TensorNames() const;  // sorted
+  // ReadModelConfig(), ReadTokenizerSpec(), ModelFingerprint().
+  absl::StatusOr<ModelConfig> ReadConfig() const override;
+  absl::StatusOr<TokenizerSpec> ReadTokenizer() const override;
+  std::string Fingerprint() const override;
 
-  int64_t file_bytes() const { return static_cast<int64_t>(bytes_.size()); }
+  const GgufTensor* FindTensor(std::string_view name) const override;
+  std::string StoredName(std::string_view name) const override { return std::string(name); }
+  std::vector<std::string_view> TensorNames() const override;
+
+  int64_t file_bytes() const { return static_cast<int64_t>(file_.bytes().size()); }
   // Metadata and tensor table, as stored.
   std::span<const std::byte> header() const {
-    return bytes_.first(static_cast<size_t>(contents_.header_bytes));
+    return file_.bytes().first(static_cast<size_t>(contents_.header_bytes));
   }
 
  private:
-  GgufFile(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  explicit GgufFile(MappedFile file) : file_(std::move(file)) {}
   absl::StatusOr<const GgufValue*> GetValue(std::string_view field) const;
+  template <typename T>
+  absl::StatusOr<std::vector<T>> GetNumbers(std::string_view field, GgufType type) const;
 
-  std::span<const std::byte> bytes_;  // the mapping
+  MappedFile file_;
   GgufContents contents_;
 };
 

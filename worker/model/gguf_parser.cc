@@ -137,8 +137,8 @@ absl::Status SetShape(std::span<const uint64_t> dimensions, const std::string& w
   }
   const auto block = TensorBlockOf(tensor.type);
   if (!block.has_value()) {
-    return absl::UnimplementedError(
-        Message(what, " has type ", TensorTypeName(tensor.type), ", want F32, F16, Q8_0 or Q4_1"));
+    return absl::UnimplementedError(Message(what, " has type ", TensorTypeName(tensor.type),
+                                            ", want one of ", SupportedTensorTypes()));
   }
   tensor.row_elements = static_cast<int64_t>(dimensions[0]);
   if (tensor.row_elements % block->elements != 0) {

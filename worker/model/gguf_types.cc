@@ -1,5 +1,6 @@
 #include "worker/model/gguf_types.h"
 
+#include <algorithm>
 #include <array>
 
 #include "worker/model/message.h"
@@ -33,6 +34,24 @@ constexpr std::array<std::string_view, 31> kTensorTypeNames = {
     "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS",
     "I8",      "I16",    "I32",     "I64",   "F64",    "IQ1_M", "BF16"};
 
+struct BlockEntry {
+  TensorType type;
+  TensorBlock block;
+};
+
+// All types that dequantize.cc knows.
+constexpr std::array<BlockEntry, 11> kBlocks = {{{TensorType::kF32, {1, 4}},
+                                                 {TensorType::kF16, {1, 2}},
+                                                 {TensorType::kBF16, {1, 2}},
+                                                 {TensorType::kQ8_0, {32, 34}},
+                                                 {TensorType::kQ4_0, {32, 18}},
+                                                 {TensorType::kQ4_1, {32, 20}},
+                                                 {TensorType::kQ5_0, {32, 22}},
+                                                 {TensorType::kQ5_1, {32, 24}},
+                                                 {TensorType::kQ4_K, {256, 144}},
+                                                 {TensorType::kQ5_K, {256, 176}},
+                                                 {TensorType::kQ6_K, {256, 210}}}};
+
 }  // namespace
 
 std::string GgufTypeName(GgufType type) {
@@ -47,17 +66,18 @@ int GgufTypeBytes(GgufType type) {
 }
 
 std::optional<TensorBlock> TensorBlockOf(TensorType type) {
-  switch (type) {
-    case TensorType::kF32:
-      return TensorBlock{1, 4};
-    case TensorType::kF16:
-      return TensorBlock{1, 2};
-    case TensorType::kQ4_1:
-      return TensorBlock{32, 20};
-    case TensorType::kQ8_0:
-      return TensorBlock{32, 34};
+  const auto* const found = std::ranges::find(kBlocks, type, &BlockEntry::type);
+  if (found == kBlocks.end()) return std::nullopt;
+  return found->block;
+}
+
+std::string SupportedTensorTypes() {
+  std::string names;
+  for (const BlockEntry& entry : kBlocks) {
+    if (!names.empty()) names += ", ";
+    names += TensorTypeName(entry.type);
   }
-  return std::nullopt;
+  return names;
 }
 
 std::string TensorTypeName(TensorType type) {

@@ -37,7 +37,19 @@ int GgufTypeBytes(GgufType type);
 
 // Of a tensor's elements, numbered as in the file. Rows are stored in blocks of
 // `elements` values in `bytes` bytes.
-enum class TensorType : uint32_t { kF32 = 0, kF16 = 1, kQ4_1 = 3, kQ8_0 = 8 };
+enum class TensorType : uint32_t {
+  kF32 = 0,
+  kF16 = 1,
+  kQ4_0 = 2,
+  kQ4_1 = 3,
+  kQ5_0 = 6,
+  kQ5_1 = 7,
+  kQ8_0 = 8,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kBF16 = 30,
+};
 
 struct TensorBlock {
   int elements = 0;
@@ -48,6 +60,8 @@ struct TensorBlock {
 std::optional<TensorBlock> TensorBlockOf(TensorType type);
 // ggml's name ("Q4_1"), also of the types that are not supported.
 std::string TensorTypeName(TensorType type);
+// The names of all types that can be dequantised, for messages: "F32, F16, ...".
+std::string SupportedTensorTypes();
 
 // An array in the metadata. Views into the file.
 struct GgufArray {
@@ -63,7 +77,8 @@ struct GgufValue {
   std::variant<uint64_t, int64_t, double, bool, std::string_view, GgufArray> value;
 };
 
-// A tensor as a matrix [rows][row_elements]; a vector has one row.
+// A tensor as a matrix [rows][row_elements]; a vector has one row. In GGUF's terms
+// whatever file it lies in (model_file.h).
 struct GgufTensor {
   std::string_view name;
   TensorType type = TensorType::kF32;

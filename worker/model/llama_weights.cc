@@ -1,218 +1,79 @@
 #include "worker/model/llama_weights.h"
 
-#include <algorithm>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_set.h"
-#include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/model/dequantize.h"
 #include "worker/model/message.h"
+#include "worker/model/weight_parts.h"
 
 namespace heavywater {
 namespace {
 
-constexpr int64_t kAlignFloats = 16;  // a cache line
+constexpr int64_t kHostAlign = 64;     // a cache line
+constexpr int64_t kDeviceAlign = 256;  // what GPUs load best
 
-// Hands out the buffer's memory piece by piece. Without a buffer it only counts,
-// so that one description of the layout serves both.
-class Arena {
- public:
-  void SetMemory(float* memory) {
-    memory_ = memory;
-    used_ = 0;
-  }
-  int64_t used() const { return used_; }
+int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-  WeightMatrix Take(int64_t rows, int64_t cols) {
-    const WeightMatrix matrix{.data = memory_ == nullptr ? nullptr : memory_ + used_,
-                              .offset = used_ * static_cast<int64_t>(sizeof(float)),
-                              .rows = rows,
-                              .cols = cols};
-    used_ += (rows * cols + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
-    return matrix;
-  }
-
- private:
-  float* memory_ = nullptr;
-  int64_t used_ = 0;
-};
-
-// Only counts, in bytes, for elements of any size.
-class ByteArena {
- public:
-  explicit ByteArena(const WeightFormat& format) : format_(format) {}
-  int64_t used() const { return used_; }
-
-  WeightMatrix Take(int64_t rows, int64_t cols) {
-    const WeightMatrix matrix{.offset = used_, .rows = rows, .cols = cols};
-    const int64_t bytes = rows * cols * (rows == 1 ? format_.vector_bytes : format_.matrix_bytes);
-    used_ += (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
-    return matrix;
-  }
-
- private:
-  static constexpr int64_t kAlignBytes = 256;  // what GPUs load best
-  const WeightFormat format_;
-  int64_t used_ = 0;
-};
-
-template <class AnyArena>
-void LayOut(const ModelConfig& config, const RankShard& shard, AnyArena& arena,
-            LlamaWeights& weights) {
-  const int64_t hidden = config.hidden_size;
-  const int64_t head_dim = config.head_dim;
-  weights.embedding = arena.Take(shard.vocab.size, hidden);
-  weights.output =
-      config.tied_embeddings ? weights.embedding : arena.Take(shard.vocab.size, hidden);
-  weights.output_norm = arena.Take(1, hidden);
-  weights.layers.resize(static_cast<size_t>(config.num_layers));
-  for (LlamaLayer& layer : weights.layers) {
-    layer.attn_norm = arena.Take(1, hidden);
-    layer.qkv = arena.Take((shard.query_heads.size + 2 * shard.kv_heads.size) * head_dim, hidden);
-    layer.attn_output = arena.Take(hidden, shard.query_heads.size * head_dim);
-    layer.ffn_norm = arena.Take(1, hidden);
-    layer.gate_up = arena.Take(2 * shard.ffn.size, hidden);
-    layer.ffn_down = arena.Take(hidden, shard.ffn.size);
-  }
+// A bias: rows of one element, kept as one row.
+bool IsStandingVector(const MatrixParts& parts) { return parts.parts.front().cols == 1; }
+bool IsVector(const MatrixParts& parts) {
+  return IsStandingVector(parts) || parts.parts.front().rows == 1;
 }
 
-Range HeadRows(const Range& heads, int64_t head_dim) {
-  return {heads.begin * head_dim, heads.size * head_dim};
+// Sizes the matrices and puts them one behind the other; bytes(parts) is what one takes.
+// Returns what all take.
+template <class Bytes>
+int64_t LayOut(const std::vector<MatrixParts>& all, int64_t align, const Bytes& bytes) {
+  int64_t used = 0;
+  for (const MatrixParts& parts : all) {
+    WeightMatrix& matrix = *parts.matrix;
+    matrix.offset = used;
+    matrix.rows = IsStandingVector(parts) ? 1 : parts.rows();
+    matrix.cols = IsStandingVector(parts) ? parts.rows() : parts.cols();
+    used += RoundUp(bytes(parts), align);
+  }
+  return used;
 }
 
-// Matrices that already have memory.
-class InPlace final : public WeightSink {
+void TieOutput(const ModelConfig& config, LlamaWeights& weights) {
+  if (config.tied_embeddings) weights.output = weights.embedding;
+}
+
+// The tensors that parts are taken from, and which of the file's were.
+class Tensors {
  public:
-  float* Begin(const WeightMatrix& matrix) override {
-    return const_cast<float*>(matrix.data);  // written here, read only from then on
-  }
-  absl::Status Finish(const WeightMatrix& matrix) override { return absl::OkStatus(); }
-};
+  explicit Tensors(const ModelFile& file) : file_(file) {}
 
-// Fills the laid-out matrices from the file.
-class Loader {
- public:
-  Loader(const GgufFile& file, const ModelConfig& config, const RankShard& shard, WeightSink& sink)
-      : file_(file), config_(config), shard_(shard), sink_(sink) {}
-
-  absl::Status LoadAll(LlamaWeights& weights) {
-    HW_RETURN_IF_ERROR(LoadVocabulary("token_embd", weights.embedding));
-    if (!config_.tied_embeddings) HW_RETURN_IF_ERROR(LoadVocabulary("output", weights.output));
-    HW_RETURN_IF_ERROR(LoadVector("output_norm", weights.output_norm));
-    HW_RETURN_IF_ERROR(LoadRopeFactors(weights));
-    for (size_t i = 0; i < weights.layers.size(); ++i) {
-      HW_RETURN_IF_ERROR(LoadLayer(Message("blk.", i, "."), weights.layers[i]));
-    }
-    return CheckNothingIsLeft();
-  }
-
- private:
-  absl::Status LoadLayer(const std::string& prefix, const LlamaLayer& layer) {
-    const int64_t head_dim = config_.head_dim;
-    HW_RETURN_IF_ERROR(LoadVector(prefix + "attn_norm", layer.attn_norm));
-    HW_RETURN_IF_ERROR(Fill(layer.qkv, [&](float* to) { return LoadQkv(prefix, to); }));
-    HW_RETURN_IF_ERROR(Fill(layer.attn_output, [&](float* to) {
-      return LoadColumns(prefix + "attn_output", config_.num_query_heads * head_dim,
-                         HeadRows(shard_.query_heads, head_dim), layer.attn_output.rows, to);
-    }));
-    HW_RETURN_IF_ERROR(LoadVector(prefix + "ffn_norm", layer.ffn_norm));
-    HW_RETURN_IF_ERROR(Fill(layer.gate_up, [&](float* to) { return LoadGateUp(prefix, to); }));
-    return Fill(layer.ffn_down, [&](float* to) {
-      return LoadColumns(prefix + "ffn_down", config_.ffn_size, shard_.ffn, layer.ffn_down.rows,
-                         to);
-    });
-  }
-
-  absl::Status LoadQkv(const std::string& prefix, float* to) {
-    const int64_t hidden = config_.hidden_size;
-    const int64_t head_dim = config_.head_dim;
-    const int64_t kv_rows = config_.num_kv_heads * head_dim;
-    const Range q = HeadRows(shard_.query_heads, head_dim);
-    const Range kv = HeadRows(shard_.kv_heads, head_dim);
-    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_q", config_.num_query_heads * head_dim, q, to));
-    to += q.size * hidden;
-    HW_RETURN_IF_ERROR(LoadRotated(prefix + "attn_k", kv_rows, kv, to));
-    to += kv.size * hidden;
-    return LoadRows(prefix + "attn_v", kv_rows, hidden, kv, to);
-  }
-
-  absl::Status LoadGateUp(const std::string& prefix, float* to) {
-    const int64_t hidden = config_.hidden_size;
-    HW_RETURN_IF_ERROR(LoadRows(prefix + "ffn_gate", config_.ffn_size, hidden, shard_.ffn, to));
-    return LoadRows(prefix + "ffn_up", config_.ffn_size, hidden, shard_.ffn,
-                    to + shard_.ffn.size * hidden);
-  }
-
-  // Calls body(where to write the matrix) between Begin() and Finish().
-  template <class Body>
-  absl::Status Fill(const WeightMatrix& matrix, const Body& body) {
-    HW_RETURN_IF_ERROR(body(sink_.Begin(matrix)));
-    return sink_.Finish(matrix);
-  }
-
-  // The tensor `name`.weight, which must be [rows][cols].
-  absl::StatusOr<GgufTensor> Find(const std::string& name, int64_t rows, int64_t cols) {
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, file_.GetTensor(name + ".weight"));
+  // INVALID_ARGUMENT when it has another shape than the part says.
+  absl::StatusOr<GgufTensor> Find(const WeightPart& part) {
+    HW_ASSIGN_OR_RETURN(GgufTensor tensor, file_.GetTensor(part.tensor));
     used_.insert(tensor.name);
-    if (tensor.rows != rows || tensor.row_elements != cols) {
-      return absl::InvalidArgumentError(Message("tensor '", tensor.name, "' is ", tensor.rows,
-                                                " x ", tensor.row_elements, ", want ", rows, " x ",
-                                                cols));
+    if (part.cols == 1 && tensor.rows == 1) HW_RETURN_IF_ERROR(Stand(tensor));
+    if (tensor.rows == part.rows && tensor.row_elements == part.cols) return tensor;
+    return absl::InvalidArgumentError(Message("tensor '", tensor.name, "' is ", tensor.rows, " x ",
+                                              tensor.row_elements, ", want ", part.rows, " x ",
+                                              part.cols));
+  }
+
+  // [head_dim / 2]: the file's, or those of its scaling.
+  absl::StatusOr<std::vector<float>> RopeFactorsOf(const ModelConfig& config) {
+    constexpr char kName[] = "rope_freqs.weight";
+    if (file_.FindTensor(kName) == nullptr) {
+      return RopeFactors(config.rope_scaling, config.head_dim, config.rope_base);
     }
-    return tensor;
-  }
-
-  absl::Status LoadVector(const std::string& name, const WeightMatrix& to) {
-    return Fill(to, [&](float* data) { return LoadRows(name, 1, to.cols, {0, 1}, data); });
-  }
-
-  absl::Status LoadVocabulary(const std::string& name, const WeightMatrix& to) {
-    return Fill(to, [&](float* data) {
-      return LoadRows(name, config_.vocab_size, config_.hidden_size, shard_.vocab, data);
-    });
-  }
-
-  // Rows `range` of the tensor.
-  absl::Status LoadRows(const std::string& name, int64_t rows, int64_t cols, const Range& range,
-                        float* to) {
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, cols));
-    DequantizeRows(tensor, range.begin, range.size, {to, static_cast<size_t>(range.size * cols)});
-    return absl::OkStatus();
-  }
-
-  // GGUF stores rows 2i and 2i + 1 of a head where its rotation pairs rows i and
-  // i + half; here they return to halves.
-  absl::Status LoadRotated(const std::string& name, int64_t rows, const Range& range, float* to) {
-    const int64_t cols = config_.hidden_size;
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, cols));
-    const int64_t half = config_.head_dim / 2;
-    for (int64_t row = 0; row < range.size; ++row) {
-      const int64_t in_head = row % config_.head_dim;
-      const int64_t halves = row - in_head + in_head / 2 + (in_head % 2) * half;
-      DequantizeRows(tensor, range.begin + row, 1, {to + halves * cols, static_cast<size_t>(cols)});
-    }
-    return absl::OkStatus();
-  }
-
-  // Columns `range` of all `rows` rows.
-  absl::Status LoadColumns(const std::string& name, int64_t cols, const Range& range, int64_t rows,
-                           float* to) {
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find(name, rows, cols));
-    std::vector<float> row(static_cast<size_t>(cols));
-    for (int64_t r = 0; r < rows; ++r) {
-      DequantizeRows(tensor, r, 1, row);
-      std::copy_n(row.begin() + range.begin, range.size, to + r * range.size);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status LoadRopeFactors(LlamaWeights& weights) {
-    if (file_.FindTensor("rope_freqs.weight") == nullptr) return absl::OkStatus();
-    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find("rope_freqs", 1, config_.head_dim / 2));
-    weights.rope_factors.resize(static_cast<size_t>(tensor.row_elements));
-    DequantizeRows(tensor, 0, 1, weights.rope_factors);
-    return absl::OkStatus();
+    const int64_t size = config.head_dim / 2;
+    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find({.tensor = kName,
+                                                       .rows = 1,
+                                                       .cols = size,
+                                                       .taken_rows = {0, 1},
+                                                       .taken_columns = {0, size}}));
+    std::vector<float> factors(static_cast<size_t>(size));
+    DequantizeRows(tensor, 0, 1, factors);
+    return factors;
   }
 
   // A tensor that nothing read would change the output if it were applied.
@@ -225,40 +86,113 @@ class Loader {
     return absl::OkStatus();
   }
 
-  const GgufFile& file_;
-  const ModelConfig& config_;
-  const RankShard& shard_;
-  WeightSink& sink_;
+ private:
+  // A vector as rows of one element. No vector is quantised in files that are about.
+  static absl::Status Stand(GgufTensor& tensor) {
+    const TensorBlock block = *TensorBlockOf(tensor.type);
+    if (block.elements != 1) {
+      return absl::UnimplementedError(Message("tensor '", tensor.name, "' has type ",
+                                              TensorTypeName(tensor.type),
+                                              ", want one of F32, F16, BF16 for a vector"));
+    }
+    tensor.rows = tensor.row_elements;
+    tensor.row_elements = 1;
+    tensor.row_bytes = block.bytes;
+    return absl::OkStatus();
+  }
+
+  const ModelFile& file_;
   absl::flat_hash_set<std::string_view> used_;
 };
+
+// Calls row(tensor, its row, the matrix's row) for all rows of all parts.
+template <class Row>
+absl::Status ForEachRow(const MatrixParts& matrix, Tensors& tensors, const Row& row) {
+  int64_t first = 0;
+  for (const WeightPart& part : matrix.parts) {
+    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, tensors.Find(part));
+    for (int64_t i = 0; i < part.taken_rows.size; ++i) {
+      row(tensor, part.taken_rows.begin + i, first + part.TargetRow(i));
+    }
+    first += part.taken_rows.size;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RowCodec> ChooseCodec(const MatrixParts& matrix, Tensors& tensors) {
+  if (IsVector(matrix)) return RowCodec::kFloat32;
+  std::optional<RowCodec> codec;
+  for (const WeightPart& part : matrix.parts) {
+    HW_ASSIGN_OR_RETURN(const GgufTensor tensor, tensors.Find(part));
+    const RowCodec own = CodecFor(tensor, part.taken_columns);
+    codec = codec.has_value() ? CommonCodec(*codec, own, matrix.cols()) : own;
+  }
+  return *codec;
+}
+
+absl::Status Pack(const MatrixParts& parts, Tensors& tensors, std::byte* memory) {
+  const WeightMatrix& matrix = *parts.matrix;
+  const int64_t row_bytes = PackedRowBytes(matrix.codec, parts.cols());
+  const Range columns = parts.parts.front().taken_columns;
+  return ForEachRow(parts, tensors, [&](const GgufTensor& tensor, int64_t from, int64_t to) {
+    PackRow(tensor, from, columns, matrix.codec, memory + matrix.offset + to * row_bytes);
+  });
+}
+
+absl::Status Read(const MatrixParts& parts, Tensors& tensors, WeightSink& sink) {
+  float* const out = sink.Begin(*parts.matrix);
+  const Range columns = parts.parts.front().taken_columns;
+  HW_RETURN_IF_ERROR(
+      ForEachRow(parts, tensors, [&](const GgufTensor& tensor, int64_t from, int64_t to) {
+        PackRow(tensor, from, columns, RowCodec::kFloat32,
+                reinterpret_cast<std::byte*>(out + to * columns.size));
+      }));
+  return sink.Finish(*parts.matrix);
+}
 
 }  // namespace
 
 LlamaWeights LayOutLlamaWeights(const ModelConfig& config, const RankShard& shard,
                                 const WeightFormat& format, int64_t& bytes) {
   LlamaWeights weights;
-  ByteArena arena(format);
-  LayOut(config, shard, arena, weights);
-  bytes = arena.used();
+  bytes = LayOut(PartsOf(config, shard, weights), kDeviceAlign, [&](const MatrixParts& parts) {
+    return parts.rows() * parts.cols() *
+           (IsVector(parts) ? format.vector_bytes : format.matrix_bytes);
+  });
+  TieOutput(config, weights);
   return weights;
 }
 
-absl::Status ReadLlamaWeights(const GgufFile& file, const ModelConfig& config,
+absl::Status ReadLlamaWeights(const ModelFile& file, const ModelConfig& config,
                               const RankShard& shard, LlamaWeights& weights, WeightSink& sink) {
-  return Loader(file, config, shard, sink).LoadAll(weights);
+  Tensors tensors(file);
+  HW_ASSIGN_OR_RETURN(weights.rope_factors, tensors.RopeFactorsOf(config));
+  for (const MatrixParts& parts : PartsOf(config, shard, weights)) {
+    HW_RETURN_IF_ERROR(Read(parts, tensors, sink));
+  }
+  return tensors.CheckNothingIsLeft();
 }
 
-absl::StatusOr<LlamaWeights> LoadLlamaWeights(const GgufFile& file, const ModelConfig& config,
+absl::StatusOr<LlamaWeights> LoadLlamaWeights(const ModelFile& file, const ModelConfig& config,
                                               const RankShard& shard, Backend& backend) {
+  Tensors tensors(file);
   LlamaWeights weights;
-  Arena arena;
-  LayOut(config, shard, arena, weights);
-  HW_ASSIGN_OR_RETURN(weights.memory,
-                      backend.Allocate(arena.used() * static_cast<int64_t>(sizeof(float))));
-  arena.SetMemory(weights.memory.As<float>().device_address());
-  LayOut(config, shard, arena, weights);
-  InPlace sink;
-  HW_RETURN_IF_ERROR(ReadLlamaWeights(file, config, shard, weights, sink));
+  const std::vector<MatrixParts> all = PartsOf(config, shard, weights);
+  for (const MatrixParts& parts : all) {
+    HW_ASSIGN_OR_RETURN(parts.matrix->codec, ChooseCodec(parts, tensors));
+  }
+  const int64_t bytes = LayOut(all, kHostAlign, [](const MatrixParts& parts) {
+    return parts.rows() * PackedRowBytes(parts.matrix->codec, parts.cols());
+  });
+  HW_ASSIGN_OR_RETURN(weights.rope_factors, tensors.RopeFactorsOf(config));
+  HW_ASSIGN_OR_RETURN(weights.memory, backend.Allocate(bytes));
+  std::byte* const memory = weights.memory.As<std::byte>().device_address();
+  for (const MatrixParts& parts : all) {
+    parts.matrix->data = memory + parts.matrix->offset;
+    HW_RETURN_IF_ERROR(Pack(parts, tensors, memory));
+  }
+  HW_RETURN_IF_ERROR(tensors.CheckNothingIsLeft());
+  TieOutput(config, weights);
   return weights;
 }
 

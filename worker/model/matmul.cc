@@ -20,6 +20,17 @@ constexpr int64_t kTokenStep = 32;
 // A model has some six shapes of matrix and 16 padded sizes up to 512 tokens.
 constexpr size_t kMaxPrimitives = 256;
 
+// A panel takes half of a second-level cache of 2 MiB; oneDNN wants rows in blocks.
+constexpr int64_t kPanelFloats = int64_t{1} << 18;
+constexpr int64_t kPanelRowStep = 64;
+
+// Rows that are unpacked at once.
+int64_t PanelRows(const MatmulArgs& args) {
+  if (args.codec == RowCodec::kFloat32) return args.rows;  // used where they are
+  const int64_t rows = kPanelFloats / args.cols / kPanelRowStep * kPanelRowStep;
+  return std::min(args.rows, std::max(rows, kPanelRowStep));
+}
+
 using Key = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // tokens, rows, cols, out_stride
 
 dnnl::matmul::primitive_desc Describe(const Key& key, const dnnl::engine& engine) {
@@ -46,8 +57,9 @@ class Matmul::Primitives {
   absl::Status Reserve(const Key& key) {
     return Guarded(key, [&] { return ReserveScratchpad(Find(key)); });
   }
-  absl::Status Run(const Key& key, const MatmulArgs& args) {
-    return Guarded(key, [&] { return RunOrThrow(Find(key), args); });
+  // weights: [rows][cols] of the key.
+  absl::Status Run(const Key& key, const float* x, const float* weights, float* out) {
+    return Guarded(key, [&] { return RunOrThrow(Find(key), x, weights, out); });
   }
 
  private:
@@ -84,16 +96,16 @@ class Matmul::Primitives {
     return absl::OkStatus();
   }
 
-  absl::Status RunOrThrow(const Entry& entry, const MatmulArgs& args) {
+  absl::Status RunOrThrow(const Entry& entry, const float* x, const float* weights, float* out) {
     const dnnl::matmul::primitive_desc& description = entry.description;
     HW_RETURN_IF_ERROR(ReserveScratchpad(entry));
     const auto memory = [this](const dnnl::memory::desc& shape, const void* address) {
       return dnnl::memory(shape, engine_, const_cast<void*>(address));
     };
     entry.primitive.execute(
-        stream_, {{DNNL_ARG_SRC, memory(description.src_desc(), args.x)},
-                  {DNNL_ARG_WEIGHTS, memory(description.weights_desc(), args.weights)},
-                  {DNNL_ARG_DST, memory(description.dst_desc(), args.out)},
+        stream_, {{DNNL_ARG_SRC, memory(description.src_desc(), x)},
+                  {DNNL_ARG_WEIGHTS, memory(description.weights_desc(), weights)},
+                  {DNNL_ARG_DST, memory(description.dst_desc(), out)},
                   {DNNL_ARG_SCRATCHPAD, memory(description.scratchpad_desc(),
                                                scratchpad_.As<std::byte>().device_address())}});
     stream_.wait();
@@ -112,17 +124,18 @@ absl::StatusOr<std::unique_ptr<Matmul>> Matmul::Create(Backend& backend, int num
     return absl::InvalidArgumentError(Message("num_threads is ", num_threads, ", want 1 or more"));
   }
   try {
-    return std::unique_ptr<Matmul>(new Matmul(std::make_unique<Primitives>(backend), num_threads));
+    return std::unique_ptr<Matmul>(
+        new Matmul(backend, std::make_unique<Primitives>(backend), num_threads));
   } catch (const dnnl::error& error) {
     return absl::InternalError(Message("oneDNN: ", error.what()));
   }
 }
 
-Matmul::Matmul(std::unique_ptr<Primitives> primitives, int num_threads)
-    : primitives_(std::move(primitives)), num_threads_(num_threads) {}
+Matmul::Matmul(Backend& backend, std::unique_ptr<Primitives> primitives, int num_threads)
+    : backend_(backend), primitives_(std::move(primitives)), num_threads_(num_threads) {}
 Matmul::~Matmul() = default;
 
-int64_t Matmul::device_bytes() const { return primitives_->scratchpad_bytes(); }
+int64_t Matmul::device_bytes() const { return primitives_->scratchpad_bytes() + panel_.bytes(); }
 
 int64_t Matmul::PaddedTokens(int64_t tokens) {
   if (tokens <= kMaxSmallTokens) return tokens;
@@ -137,27 +150,74 @@ absl::Status Matmul::Run(const MatmulArgs& args) {
     return absl::OkStatus();
   }
   omp_set_num_threads(num_threads_);  // the setting is the calling thread's
-  return primitives_->Run({PaddedTokens(args.tokens), args.rows, args.cols, args.out_stride}, args);
+  const int64_t step = PanelRows(args);
+  for (int64_t first = 0; first < args.rows; first += step) {
+    HW_RETURN_IF_ERROR(RunPanel(args, first, std::min(step, args.rows - first)));
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Matmul::Reserve(int64_t rows, int64_t cols, int64_t max_tokens, int64_t out_stride) {
-  if (max_tokens <= kMaxSmallTokens || rows == 0) return absl::OkStatus();
+absl::Status Matmul::RunPanel(const MatmulArgs& args, int64_t first, int64_t rows) {
+  MatmulArgs part = args;
+  part.weights += first * PackedRowBytes(args.codec, args.cols);
+  part.rows = rows;
+  part.out += first;
+  const auto* weights = reinterpret_cast<const float*>(part.weights);
+  if (args.codec != RowCodec::kFloat32) {
+    HW_RETURN_IF_ERROR(ReservePanel(rows * args.cols));
+    Unpack(part);
+    weights = panel_.As<float>().device_address();
+  }
+  return primitives_->Run({PaddedTokens(args.tokens), rows, args.cols, args.out_stride}, args.x,
+                          weights, part.out);
+}
+
+// To the panel, which has room.
+void Matmul::Unpack(const MatmulArgs& args) const {
+  float* const to = panel_.As<float>().device_address();
+  const int64_t row_bytes = PackedRowBytes(args.codec, args.cols);
+  const int64_t share = (args.rows + num_threads_ - 1) / num_threads_;
+#pragma omp parallel for num_threads(num_threads_) schedule(static, 1) if (num_threads_ > 1)
+  for (int thread = 0; thread < num_threads_; ++thread) {
+    const int64_t first = std::min(thread * share, args.rows);
+    UnpackRows(args.weights + first * row_bytes, args.codec, std::min(share, args.rows - first),
+               args.cols, to + first * args.cols);
+  }
+}
+
+absl::Status Matmul::ReservePanel(int64_t floats) {
+  const int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
+  if (bytes <= panel_.bytes()) return absl::OkStatus();
+  HW_ASSIGN_OR_RETURN(panel_, backend_.Allocate(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status Matmul::Reserve(const MatmulArgs& args) {
+  const bool empty = args.rows == 0 || args.cols == 0;
+  if (args.tokens <= kMaxSmallTokens || empty) return absl::OkStatus();
   omp_set_num_threads(num_threads_);  // the scratchpad may depend on it
-  return primitives_->Reserve({PaddedTokens(max_tokens), rows, cols, out_stride});
+  const int64_t step = PanelRows(args);
+  if (args.codec != RowCodec::kFloat32) HW_RETURN_IF_ERROR(ReservePanel(step * args.cols));
+  for (const int64_t rows : {step, args.rows % step}) {
+    if (rows == 0) continue;
+    HW_RETURN_IF_ERROR(
+        primitives_->Reserve({PaddedTokens(args.tokens), rows, args.cols, args.out_stride}));
+  }
+  return absl::OkStatus();
 }
 
 void Matmul::RunSmall(const MatmulArgs& args) const {
-  if (num_threads_ == 1) return SmallMatmul(args);
+  if (num_threads_ == 1) return PackedMatmul(args);
   // Shares of whole blocks of rows, so that rows are summed as on one thread.
   const int64_t share = (args.rows / num_threads_ + 8) / 8 * 8;
 #pragma omp parallel for num_threads(num_threads_) schedule(static, 1)
   for (int thread = 0; thread < num_threads_; ++thread) {
     const int64_t first = std::min(thread * share, args.rows);
     MatmulArgs part = args;
-    part.weights += first * args.cols;
+    part.weights += first * PackedRowBytes(args.codec, args.cols);
     part.rows = std::min(share, args.rows - first);
     part.out += first;
-    SmallMatmul(part);
+    PackedMatmul(part);
   }
 }
 

@@ -1,7 +1,9 @@
 // Products of weights with any number of tokens, on one or more threads: our
 // own kernel for a few tokens (bound by memory), oneDNN for more (bound by
-// arithmetic). Weights stay row-major in one copy: embedding look-ups need rows,
-// and oneDNN on plain weights was within 8 % of its packed format at 512 tokens.
+// arithmetic), on floats: packed weights are unpacked for it, a panel of rows at a
+// time that stays in the second-level cache. Weights stay row-major in one copy:
+// embedding look-ups need rows, and oneDNN on plain weights was within 8 % of its
+// packed format at 512 tokens.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/backend/backend.h"
-#include "worker/model/small_matmul.h"
+#include "worker/model/packed_matmul.h"
 
 namespace heavywater {
 
@@ -34,20 +36,27 @@ class Matmul {
   // RESOURCE_EXHAUSTED when there is no device memory for its scratchpad.
   absl::Status Run(const MatmulArgs& args);
 
-  // Takes the memory that Run() needs for up to `max_tokens` and weights of this
-  // shape, so that it is accounted for before the first token. Same errors.
-  absl::Status Reserve(int64_t rows, int64_t cols, int64_t max_tokens, int64_t out_stride);
+  // Takes the memory that Run() needs for up to args.tokens tokens and weights of this
+  // shape, so that it is accounted for before the first token. Pointers are not used.
+  // Same errors.
+  absl::Status Reserve(const MatmulArgs& args);
 
-  // Of the scratchpad.
+  // Of the scratchpad and the panel.
   int64_t device_bytes() const;
 
  private:
   class Primitives;
 
-  Matmul(std::unique_ptr<Primitives> primitives, int num_threads);
+  Matmul(Backend& backend, std::unique_ptr<Primitives> primitives, int num_threads);
   void RunSmall(const MatmulArgs& args) const;
+  // Rows [first, first + rows) of args, through oneDNN.
+  absl::Status RunPanel(const MatmulArgs& args, int64_t first, int64_t rows);
+  void Unpack(const MatmulArgs& args) const;
+  absl::Status ReservePanel(int64_t floats);
 
+  Backend& backend_;
   std::unique_ptr<Primitives> primitives_;
+  DeviceBuffer panel_;
   int num_threads_;
 };
 

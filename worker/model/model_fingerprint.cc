@@ -1,8 +1,8 @@
 #include "worker/model/model_fingerprint.h"
 
 #include <algorithm>
-#include <cstdint>
 
+#include "worker/model/gguf_file.h"
 #include "worker/model/message.h"
 
 namespace heavywater {
@@ -10,36 +10,34 @@ namespace {
 
 constexpr size_t kSampleBytes = 1024;
 
-class Fnv1a {
- public:
-  void Add(std::span<const std::byte> bytes) {
-    for (const std::byte byte : bytes) {
-      hash_ = (hash_ ^ static_cast<uint64_t>(byte)) * 0x100000001b3u;
-    }
-  }
-  uint64_t hash() const { return hash_; }
-
- private:
-  uint64_t hash_ = 0xcbf29ce484222325u;
-};
-
-void AddSamples(std::span<const std::byte> data, Fnv1a& hash) {
-  const size_t sample = std::min(kSampleBytes, data.size());
-  const size_t last = data.size() - sample;
-  for (const size_t offset : {size_t{0}, last / 2, last}) hash.Add(data.subspan(offset, sample));
-}
-
 }  // namespace
 
-std::string ModelFingerprint(const GgufFile& file) {
-  Fnv1a hash;
-  hash.Add(file.header());
-  const int64_t file_bytes = file.file_bytes();
-  hash.Add(std::as_bytes(std::span(&file_bytes, 1)));
-  for (const std::string_view name : file.TensorNames()) {
-    AddSamples(file.FindTensor(name)->data, hash);
+void FingerprintHash::Add(std::span<const std::byte> bytes) {
+  for (const std::byte byte : bytes) {
+    hash_ = (hash_ ^ static_cast<uint64_t>(byte)) * 0x100000001b3u;
   }
-  return Message("gguf-", absl::Hex(hash.hash(), absl::kZeroPad16));
+}
+
+void FingerprintHash::Add(int64_t number) { Add(std::as_bytes(std::span(&number, 1))); }
+
+void FingerprintHash::AddSamples(std::span<const std::byte> data) {
+  const size_t sample = std::min(kSampleBytes, data.size());
+  const size_t last = data.size() - sample;
+  for (const size_t offset : {size_t{0}, last / 2, last}) Add(data.subspan(offset, sample));
+}
+
+std::string FingerprintHash::Name(std::string_view prefix) const {
+  return Message(prefix, absl::Hex(hash_, absl::kZeroPad16));
+}
+
+std::string ModelFingerprint(const GgufFile& file) {
+  FingerprintHash hash;
+  hash.Add(file.header());
+  hash.Add(file.file_bytes());
+  for (const std::string_view name : file.TensorNames()) {
+    hash.AddSamples(file.FindTensor(name)->data);
+  }
+  return hash.Name("gguf-");
 }
 
 }  // namespace heavywater

@@ -29,17 +29,23 @@ absl::StatusOr<RankShard> MakeRankShard(const ModelConfig& config, int rank, int
     return absl::InvalidArgumentError(
         Message("rank is ", rank, " of ", size, ", want 0 or more and less than the size"));
   }
-  if (config.num_kv_heads % size != 0) {
+  if (config.num_query_heads % size != 0) {
     return absl::InvalidArgumentError(Message("the group has ", size,
                                               " ranks, want a divisor of the model's ",
-                                              config.num_kv_heads, " KV heads"));
+                                              config.num_query_heads, " query heads"));
   }
-  const int kv_heads = config.num_kv_heads / size;
+  if (config.num_kv_heads % size != 0 && size % config.num_kv_heads != 0) {
+    return absl::InvalidArgumentError(
+        Message("the group has ", size, " ranks, want a divisor or a multiple of the model's ",
+                config.num_kv_heads, " KV heads"));
+  }
+  const int kv_heads = std::max(config.num_kv_heads / size, 1);
+  const int64_t first_kv_head = int64_t{rank} * config.num_kv_heads / size;
   const int query_heads = config.num_query_heads / size;
   return RankShard{
       .rank = rank,
       .size = size,
-      .kv_heads = {int64_t{rank} * kv_heads, kv_heads},
+      .kv_heads = {first_kv_head, kv_heads},
       .query_heads = {int64_t{rank} * query_heads, query_heads},
       .ffn = SplitInUnits(config.ffn_size, rank, size),
       .vocab = SplitInUnits(config.vocab_size, rank, size),

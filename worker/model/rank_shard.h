@@ -21,15 +21,15 @@ Range SplitInUnits(int64_t total, int part, int num_parts);
 struct RankShard {
   int rank = 0;
   int size = 1;
-  Range kv_heads;
-  Range query_heads;      // those that read kv_heads
+  Range kv_heads;         // with more ranks than KV heads, several ranks have the same one
+  Range query_heads;      // of those that read kv_heads, this rank's
   Range ffn;              // columns of the feed-forward's inner vector
   Range vocab;            // rows of embedding and logits
   int64_t max_vocab = 0;  // the longest vocab range of any rank
 };
 
-// INVALID_ARGUMENT unless `size` divides the KV heads: a KV head that two ranks
-// share is not supported.
+// INVALID_ARGUMENT unless `size` divides the query heads, and one of `size` and the KV
+// heads divides the other.
 absl::StatusOr<RankShard> MakeRankShard(const ModelConfig& config, int rank, int size);
 
 // The rank's cache shape; dtype and page size as in `defaults`.

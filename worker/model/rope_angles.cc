@@ -7,7 +7,8 @@
 
 namespace heavywater {
 
-RopeAngles::RopeAngles(int head_dim, double base, std::span<const float> factors) {
+RopeAngles::RopeAngles(int head_dim, double base, std::span<const float> factors, double magnitude)
+    : magnitude_(magnitude) {
   const int half = head_dim / 2;
   HW_CHECK(factors.empty() || factors.size() == static_cast<size_t>(half));
   for (int i = 0; i < half; ++i) {
@@ -23,8 +24,8 @@ void RopeAngles::SetPositions(std::span<const Position> positions) {
   sines_.clear();
   for (const Position position : positions) {
     for (const double frequency : frequencies_) {
-      cosines_.push_back(static_cast<float>(std::cos(position * frequency)));
-      sines_.push_back(static_cast<float>(std::sin(position * frequency)));
+      cosines_.push_back(static_cast<float>(magnitude_ * std::cos(position * frequency)));
+      sines_.push_back(static_cast<float>(magnitude_ * std::sin(position * frequency)));
     }
   }
 }

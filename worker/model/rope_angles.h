@@ -10,13 +10,13 @@
 namespace heavywater {
 
 // Pair i of a head at position p turns by p * base^(-2i / head_dim) / factors[i]
-// (RoFormer, arXiv:2104.09864; factors as in Llama 3.1, none = 1). Computed in
-// double and kept for the positions last asked for: all layers of a step ask
-// for the same ones.
+// (RoFormer, arXiv:2104.09864; factors of rope_scaling.h, none = 1) and grows by
+// `magnitude`. Computed in double and kept for the positions last asked for: all layers of a step
+// ask for the same ones.
 class RopeAngles {
  public:
   // `factors` is empty or [head_dim / 2].
-  RopeAngles(int head_dim, double base, std::span<const float> factors);
+  RopeAngles(int head_dim, double base, std::span<const float> factors, double magnitude = 1);
 
   // Makes row i the angles of positions[i].
   void SetPositions(std::span<const Position> positions);
@@ -27,6 +27,7 @@ class RopeAngles {
 
  private:
   std::vector<double> frequencies_;  // [head_dim / 2], radians a position
+  double magnitude_;
   std::vector<Position> positions_;
   std::vector<float> cosines_;  // [num_positions][half]
   std::vector<float> sines_;    // [num_positions][half]

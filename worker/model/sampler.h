@@ -8,8 +8,11 @@
 
 namespace heavywater {
 
+// With both limits top_k comes first, top_p takes its share of what is left.
 struct SamplerOptions {
-  double temperature = 0;  // 0 = greedy
+  double temperature = 0;  // 0 = greedy, where the limits change nothing
+  double top_p = 1;        // the likeliest tokens that have this probability together
+  int top_k = 0;           // so many of the likeliest tokens; 0 = all
   uint64_t seed = 0;
 };
 
@@ -30,23 +33,27 @@ double UniformAt(uint64_t seed, uint64_t index);
 // run in token order in double, with an exponential of our own.
 class Sampler {
  public:
-  // INVALID_ARGUMENT unless the temperature is finite and not negative.
+  // INVALID_ARGUMENT unless the temperature is finite and not negative, top_p above 0 and
+  // at most 1, top_k not negative.
   static absl::StatusOr<Sampler> Create(const SamplerOptions& options);
 
   const SamplerState& state() const { return state_; }
   void Restore(const SamplerState& state) { state_ = state; }
 
   // Greedy: the highest logit, ties to the lower token; draws nothing.
-  // Otherwise token i with probability softmax(logits / temperature)[i]; one
-  // draw. INVALID_ARGUMENT for no logits or one that is NaN or +infinity
+  // Otherwise token i with probability softmax(logits / temperature)[i], of the tokens
+  // within top_k and top_p (ties to the lower token); one draw. INVALID_ARGUMENT for no logits or
+  // one that is NaN or +infinity
   // (-infinity excludes a token), or none above -infinity; nothing is drawn then.
   absl::StatusOr<int32_t> Sample(std::span<const float> logits);
 
  private:
-  explicit Sampler(const SamplerOptions& options)
-      : temperature_(options.temperature), state_{options.seed, 0} {}
+  explicit Sampler(const SamplerOptions& options) : options_(options), state_{options.seed, 0} {}
 
-  double temperature_;
+  template <class Tokens>
+  int32_t Draw(const Tokens& tokens, std::span<const double> weights, double total, int32_t best);
+
+  SamplerOptions options_;
   SamplerState state_;
 };
 

@@ -1,12 +1,11 @@
 #include "worker/model/tokenizer.h"
 
 #include <algorithm>
+#include <cstdio>
 
-#include "absl/container/flat_hash_map.h"
 #include "cache_service/base/status.h"
 #include "worker/model/byte_alphabet.h"
 #include "worker/model/message.h"
-#include "worker/model/pre_tokenizer.h"
 #include "worker/model/streaming_decoder.h"
 #include "worker/model/utf8.h"
 
@@ -25,79 +24,74 @@ absl::Status CheckUtf8(std::string_view text) {
   return absl::OkStatus();
 }
 
-// Encodes the words of one text. Texts repeat their words, so it remembers the
-// tokens of each; it lives for one call, which bounds the memory by the text.
-class WordEncoder {
- public:
-  explicit WordEncoder(const BytePairMerger& merger) : merger_(merger) {}
-
-  void Encode(std::string_view text, std::vector<int32_t>& tokens) {
-    for (const std::string_view word : SplitWords(text)) EncodeWord(word, tokens);
+// A SentencePiece token's text: spaces as spaces, a byte token as its byte.
+std::string PlainBytes(const std::string& token, TokenType type) {
+  unsigned byte = 0;
+  if (type == TokenType::kByte && std::sscanf(token.c_str(), "<0x%2X>", &byte) == 1) {
+    return std::string(1, static_cast<char>(byte));
   }
-
- private:
-  // Tokens of a word: a range of `known_tokens_`.
-  struct Known {
-    size_t begin = 0;
-    size_t size = 0;
-  };
-
-  void EncodeWord(std::string_view word, std::vector<int32_t>& tokens) {
-    const auto [entry, is_new] = known_.try_emplace(word);
-    if (is_new) {
-      entry->second.begin = known_tokens_.size();
-      merger_.Encode(word, known_tokens_);
-      entry->second.size = known_tokens_.size() - entry->second.begin;
-    }
-    const auto begin = known_tokens_.begin() + static_cast<ptrdiff_t>(entry->second.begin);
-    tokens.insert(tokens.end(), begin, begin + static_cast<ptrdiff_t>(entry->second.size));
+  constexpr std::string_view kSpace = "\u2581";
+  std::string bytes = token;
+  for (size_t at = 0; (at = bytes.find(kSpace, at)) != std::string::npos;) {
+    bytes.replace(at, kSpace.size(), " ");
   }
-
-  const BytePairMerger& merger_;
-  absl::flat_hash_map<std::string_view, Known> known_;
-  std::vector<int32_t> known_tokens_;
-};
+  return bytes;
+}
 
 }  // namespace
 
 absl::StatusOr<Tokenizer> Tokenizer::Create(TokenizerSpec spec) {
-  HW_ASSIGN_OR_RETURN(BytePairMerger merger, BytePairMerger::Create(spec));
-  Tokenizer tokenizer(std::move(spec), std::move(merger));
+  if (spec.token_types.size() != spec.tokens.size()) {
+    return absl::InvalidArgumentError(
+        Message("there are ", spec.token_types.size(), " token types, want ", spec.tokens.size()));
+  }
+  Tokenizer tokenizer(std::move(spec));
+  HW_ASSIGN_OR_RETURN(tokenizer.encoder_, tokenizer.spec_.model == "llama"
+                                              ? CreateSentencePieceEncoder(tokenizer.spec_)
+                                              : CreateByteLevelEncoder(tokenizer.spec_));
   HW_RETURN_IF_ERROR(tokenizer.IndexTokens());
   return tokenizer;
 }
 
 absl::Status Tokenizer::IndexTokens() {
-  if (spec_.token_types.size() != spec_.tokens.size()) {
-    return absl::InvalidArgumentError(Message("there are ", spec_.token_types.size(),
-                                              " token types, want ", spec_.tokens.size()));
-  }
   bytes_.resize(spec_.tokens.size());
   for (size_t i = 0; i < spec_.tokens.size(); ++i) {
     const std::string& token = spec_.tokens[i];
-    if (spec_.token_types[i] == TokenType::kControl) {
-      if (token.empty()) return absl::InvalidArgumentError("a control token is empty");
-      control_tokens_.push_back(static_cast<int32_t>(i));
-      control_starts_.push_back(token[0]);
-      continue;
-    }
-    auto bytes = AlphabetToBytes(token);
-    if (!bytes.has_value()) {
-      return absl::InvalidArgumentError(
-          Message("token ", i, ", ", Quoted(token), ", is not in GPT-2's alphabet of bytes"));
-    }
-    bytes_[i] = *std::move(bytes);
+    const TokenType type = spec_.token_types[i];
+    HW_ASSIGN_OR_RETURN(bytes_[i], BytesOf(i));
+    if (type != TokenType::kControl && type != TokenType::kUserDefined) continue;
+    if (token.empty()) return absl::InvalidArgumentError("a control token is empty");
+    whole_tokens_.push_back(static_cast<int32_t>(i));
+    if (whole_starts_.find(token[0]) == std::string::npos) whole_starts_.push_back(token[0]);
   }
-  std::stable_sort(control_tokens_.begin(), control_tokens_.end(), [this](int32_t a, int32_t b) {
+  std::stable_sort(whole_tokens_.begin(), whole_tokens_.end(), [this](int32_t a, int32_t b) {
     return spec_.tokens[static_cast<size_t>(a)].size() >
            spec_.tokens[static_cast<size_t>(b)].size();
   });
   return absl::OkStatus();
 }
 
-int32_t Tokenizer::ControlTokenAt(std::string_view text) const {
-  for (const int32_t id : control_tokens_) {
-    const std::string& token = spec_.tokens[static_cast<size_t>(id)];
+absl::StatusOr<std::string> Tokenizer::BytesOf(size_t token) const {
+  const std::string& text = spec_.tokens[token];
+  const TokenType type = spec_.token_types[token];
+  if (type == TokenType::kControl || type == TokenType::kUnused) return "";
+  if (spec_.model == "llama") {
+    return type == TokenType::kUnknown ? "" : PlainBytes(text, type);
+  }
+  if (type == TokenType::kUserDefined) return text;
+  auto bytes = AlphabetToBytes(text);
+  if (bytes.has_value()) return *std::move(bytes);
+  return absl::InvalidArgumentError(
+      Message("token ", token, ", ", Quoted(text), ", is not in GPT-2's alphabet of bytes"));
+}
+
+int32_t Tokenizer::WholeTokenAt(std::string_view text, ControlTokens control) const {
+  for (const int32_t id : whole_tokens_) {
+    const auto index = static_cast<size_t>(id);
+    const std::string& token = spec_.tokens[index];
+    if (control == ControlTokens::kAsText && spec_.token_types[index] == TokenType::kControl) {
+      continue;
+    }
     if (text.substr(0, token.size()) == token) return id;
   }
   return kNoToken;
@@ -107,20 +101,29 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
                                                        ControlTokens control) const {
   HW_RETURN_IF_ERROR(CheckUtf8(text));
   std::vector<int32_t> tokens;
-  WordEncoder encoder(merger_);
   size_t begin = 0;  // of the text not yet encoded
-  size_t offset = control == ControlTokens::kAsText ? text.size() : 0;
-  while ((offset = text.find_first_of(control_starts_, offset)) != std::string_view::npos) {
-    const int32_t token = ControlTokenAt(text.substr(offset));
+  size_t offset = 0;
+  while ((offset = text.find_first_of(whole_starts_, offset)) != std::string_view::npos) {
+    const int32_t token = WholeTokenAt(text.substr(offset), control);
     if (token == kNoToken) {
       ++offset;
       continue;
     }
-    encoder.Encode(text.substr(begin, offset - begin), tokens);
+    encoder_->Encode(text.substr(begin, offset - begin), begin == 0, tokens);
     tokens.push_back(token);
     begin = offset += spec_.tokens[static_cast<size_t>(token)].size();
   }
-  encoder.Encode(text.substr(begin), tokens);
+  encoder_->Encode(text.substr(begin), begin == 0, tokens);
+  return tokens;
+}
+
+absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodePrompt(std::string_view text) const {
+  HW_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, Encode(text, ControlTokens::kAsToken));
+  const bool begins = !tokens.empty() && tokens.front() == spec_.begin_of_text;
+  if (spec_.adds_begin_of_text && spec_.begin_of_text != kNoToken && !begins) {
+    tokens.insert(tokens.begin(), spec_.begin_of_text);
+  }
+  if (spec_.adds_end_of_text && spec_.end_of_turn != kNoToken) tokens.push_back(spec_.end_of_turn);
   return tokens;
 }
 

@@ -1,14 +1,16 @@
 // Text to tokens and back.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "worker/model/byte_pair_merger.h"
+#include "worker/model/segment_encoder.h"
 #include "worker/model/tokenizer_spec.h"
 
 namespace heavywater {
@@ -26,14 +28,22 @@ class Tokenizer {
 
   const TokenizerSpec& spec() const { return spec_; }
   int vocab_size() const { return static_cast<int>(spec_.tokens.size()); }
-  bool IsEndOfTurn(int32_t token) const { return token == spec_.end_of_turn; }
+  bool IsEndOfTurn(int32_t token) const {
+    return token == spec_.end_of_turn || std::ranges::count(spec_.other_ends, token) > 0;
+  }
 
   // Adds nothing (not begin_of_text either). INVALID_ARGUMENT with the offset
   // when `text` is not UTF-8.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, ControlTokens control) const;
 
+  // What a model is given for a text: control tokens recognised, with begin_of_text
+  // (unless the text has it, as some chat templates write it) and end_of_turn where the
+  // spec says so.
+  absl::StatusOr<std::vector<int32_t>> EncodePrompt(std::string_view text) const;
+
   // Valid UTF-8: bytes that form no character become U+FFFD. Control tokens
-  // yield nothing. INVALID_ARGUMENT for an id outside the vocabulary.
+  // yield nothing; a space that the spec puts before texts stays. INVALID_ARGUMENT for an
+  // id outside the vocabulary.
   absl::StatusOr<std::string> Decode(std::span<const int32_t> tokens) const;
 
   // The bytes of one token, perhaps a part of a character. Nothing for control
@@ -41,18 +51,18 @@ class Tokenizer {
   absl::StatusOr<std::string_view> TokenBytes(int32_t token) const;
 
  private:
-  Tokenizer(TokenizerSpec spec, BytePairMerger merger)
-      : spec_(std::move(spec)), merger_(std::move(merger)) {}
+  explicit Tokenizer(TokenizerSpec spec) : spec_(std::move(spec)) {}
 
   absl::Status IndexTokens();
-  // The longest control token at the start of `text`, or kNoToken.
-  int32_t ControlTokenAt(std::string_view text) const;
+  absl::StatusOr<std::string> BytesOf(size_t token) const;
+  // The longest control or user-defined token at the start of `text`, or kNoToken.
+  int32_t WholeTokenAt(std::string_view text, ControlTokens control) const;
 
   TokenizerSpec spec_;
-  BytePairMerger merger_;
-  std::vector<std::string> bytes_;       // [vocab_size], of each token
-  std::vector<int32_t> control_tokens_;  // longest first
-  std::string control_starts_;           // the bytes with which they start
+  std::shared_ptr<const SegmentEncoder> encoder_;
+  std::vector<std::string> bytes_;     // [vocab_size], of each token
+  std::vector<int32_t> whole_tokens_;  // control and user-defined, longest first
+  std::string whole_starts_;           // the bytes with which they start
 };
 
 }  // namespace heavywater

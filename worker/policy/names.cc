@@ -21,6 +21,8 @@ constexpr std::array kPolicies = {
     Named<Policy>{Policy::kH2o, "h2o"},
     Named<Policy>{Policy::kSnapKv, "snapkv"},
     Named<Policy>{Policy::kSnapKvH2o, "snapkv_h2o"},
+    Named<Policy>{Policy::kScissorhands, "scissorhands"},
+    Named<Policy>{Policy::kPyramidKv, "pyramidkv"},
 };
 
 constexpr std::array kScopes = {
@@ -80,6 +82,11 @@ absl::StatusOr<PolicyOptions> Preset(std::string_view name) {
   options.policy = *policy;
   if (*policy == Policy::kStreaming) options.sink_tokens = 4;  // as published
   if (*policy == Policy::kH2o) options.min_budget_tokens = 1;  // as published: no floor
+  if (*policy == Policy::kScissorhands) {
+    options.recent_tokens = 10;  // as published; what the others call recent is pivotal here
+    options.heavy_ratio = 0.2;
+    options.plan_interval_steps = 16;
+  }
   return options;
 }
 

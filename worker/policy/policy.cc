@@ -16,6 +16,9 @@ constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();  // Position
 constexpr int kMaxPlanIntervalSteps = 4096;  // slots for an interval are allocated up front
 constexpr int kMaxPoolKernel = 255;
 constexpr int kMaxWindow = 4096;
+constexpr int kMaxHistoryIntervals = 512;  // a count of each is kept for every resident
+constexpr double kMaxExposure = 4;
+constexpr double kMaxPyramidBeta = 1e6;
 constexpr int kMaxRecallTokens = 4096;
 constexpr int kMaxSketchChannels = 256;  // the largest head size with recall
 constexpr int kMaxPromoteCandidates = 1024;
@@ -73,6 +76,44 @@ absl::Status CheckDeviceRatio(const PolicyOptions& options) {
   return absl::InvalidArgumentError("recent_tokens is 0, want 1 or more with device_ratio");
 }
 
+bool AccumulatesProbabilities(Policy policy) {
+  return policy == Policy::kH2o || policy == Policy::kSnapKvH2o || policy == Policy::kPyramidKv;
+}
+
+absl::Status CheckExposure(const PolicyOptions& options) {
+  if (!(options.exposure >= 0 && options.exposure <= kMaxExposure)) {  // NaN is outside
+    return absl::InvalidArgumentError(
+        absl::StrCat("exposure is ", options.exposure, ", want 0 to ", kMaxExposure));
+  }
+  if (options.exposure == 0 || AccumulatesProbabilities(options.policy)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "exposure is ", options.exposure, ", want 0 with policy ",
+      std::string(PolicyName(options.policy)), ", which accumulates no probabilities"));
+}
+
+absl::Status CheckScissorhands(const PolicyOptions& options) {
+  if (options.policy != Policy::kScissorhands) return absl::OkStatus();
+  HW_RETURN_IF_ERROR(CheckRange(
+      "history_window", options.history_window, 1,
+      std::min<int64_t>(kMaxWindow, int64_t{kMaxHistoryIntervals} * options.plan_interval_steps)));
+  if (options.decay != 1.0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "decay is ", options.decay, ", want 1 with policy scissorhands: its window forgets"));
+  }
+  if (!options.recall.enabled) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "recall is true, want false with policy scissorhands: a count of pivotal queries cannot be "
+      "compared with what demoted positions receive");
+}
+
+absl::Status CheckPyramid(const PolicyOptions& options) {
+  if (options.policy != Policy::kPyramidKv) return absl::OkStatus();
+  if (options.pyramid_beta >= 1 && options.pyramid_beta <= kMaxPyramidBeta) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("pyramid_beta is ", options.pyramid_beta,
+                                                 ", want 1 (all layers alike) to ",
+                                                 kMaxPyramidBeta));
+}
+
 absl::Status CheckRecall(const PolicyOptions& options) {
   const RecallOptions& recall = options.recall;
   HW_RETURN_IF_ERROR(CheckRange("recall_tokens", recall.recall_tokens, 1, kMaxRecallTokens));
@@ -106,6 +147,9 @@ absl::Status Check(const PolicyOptions& options, int64_t prompt_tokens) {
       CheckRange("plan_interval_steps", options.plan_interval_steps, 1, kMaxPlanIntervalSteps));
   HW_RETURN_IF_ERROR(CheckRatio("decay", options.decay));
   HW_RETURN_IF_ERROR(CheckDeviceRatio(options));
+  HW_RETURN_IF_ERROR(CheckExposure(options));
+  HW_RETURN_IF_ERROR(CheckScissorhands(options));
+  HW_RETURN_IF_ERROR(CheckPyramid(options));
   return CheckRecall(options);
 }
 
@@ -165,7 +209,15 @@ void ReplaceBudget(const GivenBudget& given, PolicyOptions& options) {
   take(given.recent_ratio, options.recent_ratio);
 }
 
-absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t prompt_tokens) {
+LayerBudget Budget::OfLayer(int layer) const {
+  if (!layers.empty()) return layers[layer];
+  return {.budget_tokens = budget_tokens,
+          .recent_tokens = recent_tokens,
+          .prompt_budget_tokens = prompt_budget_tokens};
+}
+
+absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t prompt_tokens,
+                                     int num_layers) {
   HW_RETURN_IF_ERROR(Check(options, prompt_tokens));
   const TokenBudget tokens = ResolveTokens(options, prompt_tokens);
   switch (options.policy) {
@@ -179,6 +231,10 @@ absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t promp
       return SnapKvBudget(options, tokens, prompt_tokens);
     case Policy::kSnapKvH2o:
       return SnapKvH2oBudget(options, tokens, prompt_tokens);
+    case Policy::kScissorhands:
+      return ScissorhandsBudget(options, tokens, prompt_tokens);
+    case Policy::kPyramidKv:
+      return PyramidKvBudget(options, tokens, prompt_tokens, num_layers);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("policy is ", static_cast<int>(options.policy), ", which is none"));

@@ -29,11 +29,11 @@ struct ActiveItem {
   absl::Status status;                // OK: it runs on this rank
   SequenceCache* sequence = nullptr;  // null: not open on this rank, or without a prompt
   int64_t first_row = 0;              // in the step's rows
-  int64_t used_before = 0;
-  std::vector<int32_t> slots;  // [num_layers][num_sets][num_tokens], as far as taken
-  GainsRegion gains;           // of size 0 without scores to add
-  RecallRegion recall;         // of size 0 without recall
-  int64_t row_sums_begin = 0;  // in the exchange's buffer: a sum for each row of gains
+  std::vector<int64_t> used_before;   // [num_layers]
+  std::vector<int32_t> slots;         // [num_layers][num_sets][num_tokens], as far as taken
+  GainsRegion gains;                  // of size 0 without scores to add
+  RecallRegion recall;                // of size 0 without recall
+  int64_t row_sums_begin = 0;         // in the exchange's buffer: a sum for each row of gains
   int64_t first_logits_row = 0;
 
   bool plans() const {

@@ -111,6 +111,7 @@ absl::Status AttentionStep::Attend(int layer, const AttentionRows& rows) {
     attend.num_tokens = item.spec.num_tokens;
     attend.first_position = item.spec.first_position;
     attend.accumulate_gains = item.sequence->budget().uses_scores;
+    attend.gains = item.sequence->budget().gains;
     if (item.sequence->recall() != nullptr) attend.recall = item.sequence->recall()->View(layer);
     if (attend.recall != nullptr) limits.Raise(LimitsOf(*attend.recall));
     attends.push_back(attend);

@@ -6,6 +6,8 @@
 
 #include "cache_service/base/status.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/cache/read_device.h"
+#include "worker/rank/exposure.h"
 #include "worker/rank/sequence_memory.h"
 #include "worker/rank/workspace.h"
 
@@ -20,7 +22,8 @@ class Eviction {
         backend_(cache.backend()),
         num_layers_(cache.options().shape.num_layers),
         num_sets_(sequence.sets().own_sets),
-        used_(sequence.used()) {}
+        used_(sequence.used()),
+        most_used_(*std::max_element(used_.begin(), used_.end())) {}
 
   absl::Status Run(const PlanInput& input) {
     HW_RETURN_IF_ERROR(TakeCandidates(input));
@@ -41,7 +44,9 @@ class Eviction {
     return candidates_[IndexOf(layer, set)];
   }
 
-  // `stride_` has room for the most candidates of any set.
+  int64_t stride(int layer) const { return used_[layer] + num_candidates_; }
+
+  // Rows of `stride_` have room for the most slots and candidates of any set.
   absl::Status TakeCandidates(const PlanInput& input) {
     size_t most = 0;
     candidates_.resize(num_layers_ * num_sets_);
@@ -55,8 +60,12 @@ class Eviction {
       }
     }
     num_candidates_ = static_cast<int64_t>(most);
-    stride_ = used_ + num_candidates_;
-    max_victims_ = sequence_.tokens_resident() - sequence_.budget().budget_tokens + num_candidates_;
+    stride_ = most_used_ + num_candidates_;
+    for (int layer = 0; layer < num_layers_; ++layer) {
+      const int64_t excess =
+          sequence_.table(layer, 0).resident() - sequence_.budget().OfLayer(layer).budget_tokens;
+      max_victims_ = std::max(max_victims_, excess + num_candidates_);
+    }
     return absl::OkStatus();
   }
 
@@ -75,7 +84,7 @@ class Eviction {
   absl::Status Choose(int layer) {
     const int64_t row = IndexOf(layer, 0);
     const LayerView view = sequence_.View(layer);
-    const Budget& budget = sequence_.budget();
+    const LayerBudget budget = sequence_.budget().OfLayer(layer);
     SelectParams select;
     select.positions = view.positions;
     select.scores = view.scores;
@@ -84,28 +93,50 @@ class Eviction {
       HW_RETURN_IF_ERROR(JoinCandidates(layer));
       select.positions = joined_positions_;
       select.scores = joined_scores_;
-      select.stride = stride_;
+      select.stride = stride(layer);
     }
-    select.kept = masks_.Sub(row * stride_, num_sets_ * stride_);
+    select.kept = masks_.Sub(row * stride_, num_sets_ * stride(layer));
     select.num_sets = num_sets_;
-    select.count = stride_;
+    select.count = stride(layer);
     select.selection = {.budget_tokens = budget.budget_tokens,
-                        .sink_tokens = budget.sink_tokens,
+                        .sink_tokens = sequence_.budget().sink_tokens,
                         .recent_tokens = budget.recent_tokens,
                         .tokens_seen = sequence_.tokens_seen()};
-    HW_RETURN_IF_ERROR(backend_.Select(select, cache_.stream()));
     VictimsParams victims;
     victims.positions = select.positions;
     victims.scores = select.scores;
+    if (sequence_.options().policy.exposure > 0) HW_RETURN_IF_ERROR(Expose(layer, select));
+    HW_RETURN_IF_ERROR(backend_.Select(select, cache_.stream()));
     victims.kept = select.kept;
     victims.victims = victims_.Sub(row * max_victims_, num_sets_ * max_victims_);
     victims.victim_scores = victim_scores_.Sub(row * max_victims_, num_sets_ * max_victims_);
     victims.num_sets = num_sets_;
     victims.stride = select.stride;
-    victims.kept_stride = stride_;
-    victims.used = used_;
+    victims.kept_stride = stride(layer);
+    victims.used = used_[layer];
     victims.max_victims = max_victims_;
     return backend_.CollectVictims(victims, cache_.stream());
+  }
+
+  // Lets `select` choose by what each query that saw a position gave it. Through the
+  // host: a power is the same there on every machine.
+  absl::Status Expose(int layer, SelectParams& select) {
+    const int64_t count = num_sets_ * select.stride;
+    HW_ASSIGN_OR_RETURN(const std::vector<Position> positions,
+                        ReadDevice(select.positions.Sub(0, count), backend_, cache_.stream()));
+    HW_ASSIGN_OR_RETURN(std::vector<int64_t> values,
+                        ReadDevice(select.scores.Sub(0, count), backend_, cache_.stream()));
+    const int64_t seen = sequence_.tokens_seen();
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (positions[i] == kNoPosition) continue;
+      const int64_t queries =
+          seen - std::max<int64_t>(positions[i], sequence_.first_scored_query());
+      values[i] = ExposedValue(values[i], queries, sequence_.options().policy.exposure);
+    }
+    HW_ASSIGN_OR_RETURN(const DeviceSpan<int64_t> exposed, cache_.workspace().ExposedValues(count));
+    select.scores = exposed;
+    return backend_.CopyToDevice(DeviceBytes(exposed), std::as_bytes(std::span(values)),
+                                 cache_.stream());
   }
 
   // Residents' slots and then the candidates. The same memory serves layer after
@@ -120,10 +151,11 @@ class Eviction {
         positions[i] = candidates[i].position;
         scores[i] = candidates[i].score;
       }
-      HW_RETURN_IF_ERROR(Join(view.positions.Sub(set * view.capacity, used_), positions,
-                              joined_positions_.Sub(set * stride_, stride_)));
-      HW_RETURN_IF_ERROR(Join(view.scores.Sub(set * view.capacity, used_), scores,
-                              joined_scores_.Sub(set * stride_, stride_)));
+      const int64_t used = used_[layer];
+      HW_RETURN_IF_ERROR(Join(view.positions.Sub(set * view.capacity, used), positions,
+                              joined_positions_.Sub(set * stride(layer), stride(layer))));
+      HW_RETURN_IF_ERROR(Join(view.scores.Sub(set * view.capacity, used), scores,
+                              joined_scores_.Sub(set * stride(layer), stride(layer))));
     }
     return absl::OkStatus();
   }
@@ -132,7 +164,7 @@ class Eviction {
   absl::Status Join(DeviceSpan<T> residents, const std::vector<T>& rest, DeviceSpan<T> to) {
     HW_RETURN_IF_ERROR(backend_.CopyOnDevice(DeviceBytes(to.Sub(0, residents.size())),
                                              DeviceBytes(residents), cache_.stream()));
-    return backend_.CopyToDevice(DeviceBytes(to.Sub(used_, num_candidates_)),
+    return backend_.CopyToDevice(DeviceBytes(to.Sub(residents.size(), num_candidates_)),
                                  std::as_bytes(std::span(rest)), cache_.stream());
   }
 
@@ -171,7 +203,8 @@ class Eviction {
     std::vector<Position> positions;
     std::vector<int64_t> scores;
     for (size_t i = 0; i < candidates.size(); ++i) {
-      if (kept_[IndexOf(layer, set) * stride_ + used_ + static_cast<int64_t>(i)] == 0) continue;
+      const int64_t candidate = used_[layer] + static_cast<int64_t>(i);
+      if (kept_[IndexOf(layer, 0) * stride_ + set * stride(layer) + candidate] == 0) continue;
       positions.push_back(candidates[i].position);
       scores.push_back(candidates[i].score);
     }
@@ -183,12 +216,14 @@ class Eviction {
   Backend& backend_;
   const int num_layers_;
   const int num_sets_;
-  const int64_t used_;                     // slots of a set
+  const std::vector<int64_t> used_;  // [num_layers] slots of a set
+  const int64_t most_used_;
   std::vector<Candidates> candidates_;     // [num_layers][num_sets]
   int64_t num_candidates_ = 0;             // the most of them
-  int64_t stride_ = 0;                     // slots and candidates
+  int64_t stride_ = 0;                     // the most slots and candidates
   int64_t max_victims_ = 0;                // of a set
-  DeviceSpan<uint8_t> masks_;              // [num_layers][num_sets][stride]
+  DeviceSpan<uint8_t> masks_;              // [num_layers] of num_sets x stride_, in each
+                                           // [num_sets][stride(layer)] from its beginning
   DeviceSpan<int32_t> victims_;            // [num_layers][num_sets][max_victims]
   DeviceSpan<int64_t> victim_scores_;      // likewise
   DeviceSpan<Position> joined_positions_;  // [num_sets][stride], of one layer

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "worker/backend/pivotal.h"
 
 namespace heavywater {
 namespace {
@@ -30,9 +31,30 @@ absl::Status CheckRow(int layer, int row, int64_t sum, int64_t recalled, int64_t
       " (query heads x queries)", ": a rank's contribution is missing or wrong"));
 }
 
+absl::Status CheckCount(int layer, int row, int64_t sum, int64_t most) {
+  if (sum >= 0 && sum % kPivotalGain == 0 && sum / kPivotalGain <= most) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("pivotal positions counted in layer ", layer, ", set ", row, " are ",
+                   static_cast<double>(sum) / kOne, ", want a whole number of 0 to ", most,
+                   " (query heads x queries x slots): a rank's contribution is wrong"));
+}
+
 }  // namespace
 
-absl::Status CheckMass(const KvShape& shape, Scope scope, const GainsRegion& region,
+absl::Status SumGainRows(const GainsRegion& region, DeviceSpan<int64_t> buffer,
+                         DeviceSpan<int64_t> to, Backend& backend, Stream& stream) {
+  const int rows = region.sets.rows();
+  for (int first = 0, end = 0; first < region.num_layers(); first = end) {
+    while (end < region.num_layers() && region.used[end] == region.used[first]) ++end;
+    const int64_t count = int64_t{rows} * (end - first);
+    HW_RETURN_IF_ERROR(backend.SumRows(region.Layers(buffer, first, end - first),
+                                       to.Sub(int64_t{rows} * first, count), count,
+                                       region.used[first], stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMass(const KvShape& shape, Scope scope, GainKind kind, const GainsRegion& region,
                        int64_t queries, int first_layer, std::span<const int64_t> row_sums,
                        std::span<const int64_t> recalled) {
   const int64_t heads = scope == Scope::kLayer ? shape.total_query_heads
@@ -42,6 +64,11 @@ absl::Status CheckMass(const KvShape& shape, Scope scope, const GainsRegion& reg
   for (int64_t i = 0; i < region.num_rows(); ++i) {
     const auto layer = static_cast<int>(i / region.sets.rows());
     const auto row = static_cast<int>(i % region.sets.rows());
+    if (kind == GainKind::kPivotal) {
+      HW_RETURN_IF_ERROR(
+          CheckCount(first_layer + layer, row, row_sums[i], heads * queries * region.used[layer]));
+      continue;
+    }
     HW_RETURN_IF_ERROR(CheckRow(first_layer + layer, row, row_sums[i],
                                 recalled.empty() ? 0 : recalled[i], wanted));
   }

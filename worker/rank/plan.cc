@@ -3,14 +3,18 @@
 #include "cache_service/base/status.h"
 #include "worker/rank/decay.h"
 #include "worker/rank/eviction.h"
+#include "worker/rank/pivotal_history.h"
 #include "worker/rank/sequence_cache.h"
 
 namespace heavywater {
 namespace {
 
 absl::Status AddGains(RankCache& cache, SequenceCache& sequence, const PlanInput& input) {
+  if (sequence.history() != nullptr) {
+    return sequence.history()->AddCounts(cache, sequence, input.gains, input.buffer);
+  }
   const double decay = DecayPower(sequence.options().policy.decay, sequence.queries_since_plan());
-  for (int layer = 0; layer < input.gains.num_layers; ++layer) {
+  for (int layer = 0; layer < input.gains.num_layers(); ++layer) {
     HW_RETURN_IF_ERROR(cache.backend().AddScores(
         sequence.View(layer), input.gains.Own(input.buffer, layer), decay, cache.stream()));
   }
@@ -20,7 +24,7 @@ absl::Status AddGains(RankCache& cache, SequenceCache& sequence, const PlanInput
 }  // namespace
 
 absl::Status RunPlan(RankCache& cache, SequenceCache& sequence, const PlanInput& input) {
-  const bool evicts = sequence.tokens_resident() > sequence.budget().budget_tokens;
+  const bool evicts = sequence.OverBudget();
   SequenceRecall* recall = sequence.recall();
   if (recall != nullptr) {
     HW_RETURN_IF_ERROR(

@@ -29,7 +29,7 @@ struct PlanReport {
   Scope scope = Scope::kLayer;
   int64_t plan_number = 0;  // 0: the prompt's end, then one for each plan
   int64_t tokens_seen = 0;
-  int64_t tokens_resident = 0;  // of each set
+  int64_t tokens_resident = 0;  // of each set, or the mean over layers that differ
   // Sum over residents of a mix of (layer, KV head, position). Scope layer: the
   // same on every rank. Scope kv_head: ranks' sums add up to the group's.
   uint64_t hash = 0;

@@ -12,6 +12,7 @@
 #include "worker/cache/device_bytes.h"
 #include "worker/cache/read_device.h"
 #include "worker/rank/agreement.h"
+#include "worker/rank/exposure.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
@@ -20,8 +21,7 @@ PromptLayer::PromptLayer(RankCache& cache, SequenceCache& sequence)
     : cache_(cache), sequence_(sequence), num_tokens_(sequence.options().prompt_tokens) {
   region_.sets = sequence.sets();
   region_.begin = int64_t{kPromptFields} * cache.options().world_size;
-  region_.num_layers = 1;
-  region_.used = num_tokens_;
+  region_.used = {num_tokens_};
 }
 
 absl::StatusOr<std::unique_ptr<PromptLayer>> PromptLayer::Create(RankCache& cache,
@@ -66,19 +66,6 @@ LayerView PromptLayer::View(int layer, int64_t used) const {
   return view;
 }
 
-int64_t PromptLayer::ScoreFrom() const {
-  const Budget& budget = sequence_.budget();
-  switch (budget.prompt_scores) {
-    case PromptScores::kNone:
-      return num_tokens_;
-    case PromptScores::kWindow:
-      return num_tokens_ - budget.window;
-    case PromptScores::kAllQueries:
-      return 0;
-  }
-  return 0;
-}
-
 absl::Status PromptLayer::Append(int layer, Position first, int64_t count,
                                  const AttentionRows& rows) {
   const KvShape& shape = cache_.options().shape;
@@ -111,7 +98,8 @@ absl::Status PromptLayer::AppendAndAttend(int layer, Position first, int64_t cou
   attend.layer = View(layer, first + count);
   attend.num_tokens = count;
   attend.first_position = first;
-  attend.score_from = static_cast<Position>(ScoreFrom());
+  attend.score_from = static_cast<Position>(sequence_.first_scored_query());
+  attend.gains = sequence_.budget().gains;
   attend.queries = rows.queries;
   attend.out = rows.out;
   attend.scratch = scratch_.As<std::byte>();
@@ -161,19 +149,20 @@ absl::Status PromptLayer::CheckSums(int layer) const {
   if (!has_scores()) return absl::OkStatus();
   const DeviceSpan<int64_t> buffer = sums_.As<int64_t>();
   const DeviceSpan<int64_t> row_sums = buffer.Sub(region_.end(), region_.num_rows());
-  HW_RETURN_IF_ERROR(cache_.backend().SumRows(region_.All(buffer), row_sums, region_.num_rows(),
-                                              region_.used, cache_.stream()));
+  HW_RETURN_IF_ERROR(SumGainRows(region_, buffer, row_sums, cache_.backend(), cache_.stream()));
   HW_ASSIGN_OR_RETURN(const std::vector<int64_t> sums, ToHost(row_sums));
-  return CheckMass(cache_.options().shape, sequence_.options().policy.scope, region_,
-                   num_tokens_ - ScoreFrom(), layer, sums);
+  return CheckMass(cache_.options().shape, sequence_.options().policy.scope,
+                   sequence_.budget().gains, region_, num_tokens_ - sequence_.first_scored_query(),
+                   layer, sums);
 }
 
 // SnapKV pools the votes on the columns before the window; the window's own
-// columns do not compete. Other policies rank by the sums as they are.
+// columns do not compete. Other policies rank by the sums as they are, or with
+// exposure by what each query that saw a position has given it.
 absl::StatusOr<DeviceSpan<int64_t>> PromptLayer::Ranking() {
   const Budget& budget = sequence_.budget();
   const DeviceSpan<int64_t> sums = region_.Own(sums_.As<int64_t>(), 0);
-  if (budget.prompt_scores != PromptScores::kWindow) return sums;
+  if (!budget.window_votes) return ExposedSums(sums);
   Backend& backend = cache_.backend();
   const DeviceSpan<int64_t> votes = votes_.As<int64_t>();
   HW_RETURN_IF_ERROR(backend.Zero(DeviceBytes(votes), cache_.stream()));
@@ -191,10 +180,26 @@ absl::StatusOr<DeviceSpan<int64_t>> PromptLayer::Ranking() {
   return votes;
 }
 
+absl::StatusOr<DeviceSpan<int64_t>> PromptLayer::ExposedSums(DeviceSpan<int64_t> sums) {
+  const double exposure = sequence_.options().policy.exposure;
+  if (exposure == 0 || !has_scores()) return sums;
+  HW_ASSIGN_OR_RETURN(std::vector<int64_t> values, ToHost(sums));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const int64_t position = static_cast<int64_t>(i) % num_tokens_;
+    const int64_t queries = num_tokens_ - std::max(position, sequence_.first_scored_query());
+    values[i] = ExposedValue(values[i], queries, exposure);
+  }
+  const DeviceSpan<int64_t> votes = votes_.As<int64_t>();
+  HW_RETURN_IF_ERROR(cache_.backend().CopyToDevice(
+      DeviceBytes(votes), std::as_bytes(std::span(values)), cache_.stream()));
+  return votes;
+}
+
 absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept(int layer) {
   const Budget& budget = sequence_.budget();
+  const LayerBudget of_layer = budget.OfLayer(layer);
   const int sets = region_.sets.own_sets;
-  const int64_t kept_per_set = PromptKept(budget, num_tokens_);
+  const int64_t kept_per_set = PromptKept(of_layer, num_tokens_);
   std::vector<Position> kept(sets * kept_per_set);
   if (kept_per_set == num_tokens_) {
     for (int set = 0; set < sets; ++set) {
@@ -209,7 +214,7 @@ absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept(int layer) {
   params.num_sets = sets;
   params.stride = num_tokens_;
   params.count = num_tokens_;
-  params.selection = {.budget_tokens = budget.prompt_budget_tokens,
+  params.selection = {.budget_tokens = of_layer.prompt_budget_tokens,
                       .sink_tokens = budget.sink_tokens,
                       .recent_tokens = budget.prompt_recent_tokens,
                       .tokens_seen = num_tokens_};
@@ -253,8 +258,7 @@ absl::StatusOr<DeviceSpan<const int64_t>> PromptLayer::PooledSeeds() {
 absl::StatusOr<DeviceSpan<const int64_t>> PromptLayer::Seeds() {
   const Budget& budget = sequence_.budget();
   if (budget.prompt_scores == PromptScores::kNone) return DeviceSpan<const int64_t>();
-  const bool pooled =
-      sequence_.options().policy.pooled_seeds && budget.prompt_scores == PromptScores::kWindow;
+  const bool pooled = sequence_.options().policy.pooled_seeds && budget.window_votes;
   if (pooled) return PooledSeeds();
   return DeviceSpan<const int64_t>(region_.Own(sums_.As<int64_t>(), 0));
 }

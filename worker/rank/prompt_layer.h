@@ -49,10 +49,10 @@ class PromptLayer {
   absl::Status Allocate();
   absl::Status Append(int layer, Position first, int64_t count, const AttentionRows& rows);
   LayerView View(int layer, int64_t used) const;
-  int64_t ScoreFrom() const;
   bool has_scores() const;
   absl::Status CheckSums(int layer) const;
   absl::StatusOr<DeviceSpan<int64_t>> Ranking();
+  absl::StatusOr<DeviceSpan<int64_t>> ExposedSums(DeviceSpan<int64_t> sums);
   absl::StatusOr<std::vector<Position>> ChooseKept(int layer);
   absl::StatusOr<DeviceSpan<const int64_t>> Seeds();
   absl::StatusOr<DeviceSpan<const int64_t>> PooledSeeds();

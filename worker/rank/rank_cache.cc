@@ -125,7 +125,7 @@ absl::StatusOr<SequenceCache*> RankCache::Find(SequenceId sequence) const {
 absl::StatusOr<int64_t> RankCache::DeviceBytesNeeded(const SequenceOptions& options) const {
   HW_RETURN_IF_ERROR(CheckTokens(options));
   HW_ASSIGN_OR_RETURN(const Budget budget, ResolveSequenceBudget(options_.shape, options));
-  return BytesOf(options_, backend_, budget, options, SlotCapacity(options_, budget, options))
+  return BytesOf(options_, backend_, budget, options, SlotCapacities(options_, budget, options))
       .total();
 }
 

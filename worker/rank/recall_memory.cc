@@ -25,11 +25,17 @@ int64_t SketchBytes(const SketchShape& sketch, int64_t tokens) {
 
 }  // namespace
 
-SketchShape SketchShapeOf(const KvShape& shape, const RecallOptions& recall) {
-  return {.head_dim = shape.head_dim,
-          .channels = recall.sketch_channels > 0 ? recall.sketch_channels
-                                                 : DefaultSketchChannels(shape.head_dim),
-          .page_tokens = shape.page_tokens};
+SketchShape SketchShapeOf(const KvShape& shape, const PolicyOptions& policy) {
+  SketchShape sketch{.head_dim = shape.head_dim,
+                     .channels = policy.recall.sketch_channels,
+                     .page_tokens = shape.page_tokens};
+  if (sketch.channels > 0) return sketch;
+  sketch.channels = DefaultSketchChannels(shape.head_dim);
+  const double page_bytes = policy.device_ratio *
+                            static_cast<double>(shape.page_tokens * shape.row_bytes());
+  const bool fits = 2 * static_cast<double>(SketchBytes(sketch, shape.page_tokens)) <= page_bytes;
+  if (policy.device_ratio > 0 && !fits) sketch.channels = QuarterSketchChannels(shape.head_dim);
+  return sketch;
 }
 
 absl::Status CheckRecall(const RankCacheOptions& options, const SequenceOptions& sequence,
@@ -40,7 +46,7 @@ absl::Status CheckRecall(const RankCacheOptions& options, const SequenceOptions&
         "recall is on, but ", options.world_size, " ranks share the model's ",
         options.shape.total_kv_heads, " KV heads; want at most as many ranks as KV heads"));
   }
-  HW_RETURN_IF_ERROR(SketchShapeOf(options.shape, sequence.policy.recall).Validate());
+  HW_RETURN_IF_ERROR(SketchShapeOf(options.shape, sequence.policy).Validate());
   if (has_host_tier) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "recall is on, but this worker has no host tier to read demoted positions from");
@@ -49,24 +55,28 @@ absl::Status CheckRecall(const RankCacheOptions& options, const SequenceOptions&
 absl::StatusOr<Budget> ResolveSequenceBudget(const KvShape& shape,
                                              const SequenceOptions& sequence) {
   PolicyOptions policy = sequence.policy;
-  const absl::StatusOr<Budget> as_given = ResolveBudget(policy, sequence.prompt_tokens);
+  const absl::StatusOr<Budget> as_given =
+      ResolveBudget(policy, sequence.prompt_tokens, shape.num_layers);
   if (!as_given.ok() || policy.device_ratio <= 0) return as_given;
   const int64_t full =
       PagesFor(sequence.prompt_tokens, shape.page_tokens) * shape.page_tokens * shape.row_bytes();
   auto bytes = static_cast<int64_t>(std::floor(policy.device_ratio * static_cast<double>(full)));
   if (policy.recall.enabled) {
-    bytes -= SketchBytes(SketchShapeOf(shape, policy.recall), sequence.prompt_tokens);
+    bytes -= SketchBytes(SketchShapeOf(shape, policy), sequence.prompt_tokens);
   }
   const int64_t slots = bytes / SlotBytes(shape) - policy.plan_interval_steps;
   const int64_t floor =
       std::max<int64_t>({policy.min_budget_tokens - policy.recent_tokens, policy.sink_tokens, 1});
   policy.heavy_tokens = std::max(slots - policy.recent_tokens, floor);
   policy.device_ratio = 0;
-  return ResolveBudget(policy, sequence.prompt_tokens);
+  return ResolveBudget(policy, sequence.prompt_tokens, shape.num_layers);
 }
 
 bool PromptDemotes(const Budget& budget, int64_t prompt_tokens) {
-  return PromptKept(budget, prompt_tokens) < prompt_tokens;
+  if (budget.layers.empty()) return PromptKept(budget.OfLayer(0), prompt_tokens) < prompt_tokens;
+  return std::any_of(budget.layers.begin(), budget.layers.end(), [&](const LayerBudget& layer) {
+    return PromptKept(layer, prompt_tokens) < prompt_tokens;
+  });
 }
 
 int64_t MaxCandidates(const RankCacheOptions& options, const PolicyOptions& policy) {
@@ -78,7 +88,7 @@ RecallBytes RecallBytesOf(const RankCacheOptions& options, const Budget& budget,
                           const SequenceOptions& sequence, int64_t capacity) {
   if (!sequence.policy.recall.enabled) return RecallBytes();
   const KvShape& shape = options.shape;
-  const SketchShape sketch = SketchShapeOf(shape, sequence.policy.recall);
+  const SketchShape sketch = SketchShapeOf(shape, sequence.policy);
   const int sets = SetLayoutOf(options, sequence.policy.scope).own_sets;
   const int64_t heads = int64_t{shape.num_layers} * shape.num_kv_heads;
   const int64_t pages = PagesFor(sequence.max_tokens, sketch.page_tokens);

@@ -15,7 +15,9 @@
 
 namespace heavywater {
 
-SketchShape SketchShapeOf(const KvShape& shape, const RecallOptions& recall);
+// Channels as the policy says; else the default for the head, or a quarter of it where
+// the default's sketches would take more than half of device_ratio.
+SketchShape SketchShapeOf(const KvShape& shape, const PolicyOptions& policy);
 
 // INVALID_ARGUMENT naming the field when recall cannot work on this rank;
 // FAILED_PRECONDITION without a host tier.
@@ -29,10 +31,11 @@ absl::Status CheckRecall(const RankCacheOptions& options, const SequenceOptions&
 // on the number of ranks.
 absl::StatusOr<Budget> ResolveSequenceBudget(const KvShape& shape, const SequenceOptions& sequence);
 
-// Whether something is demoted when the prompt ends.
+// Whether something is demoted when the prompt ends, in any layer.
 bool PromptDemotes(const Budget& budget, int64_t prompt_tokens);
 
-// Device bytes of a sequence's recall when it has max_tokens.
+// Device bytes of a sequence's recall when it has max_tokens. `capacity`: slots of a
+// set, in the layer with the most.
 struct RecallBytes {
   int64_t squares = 0;   // of queries, until channels are chosen
   int64_t channels = 0;  // which they are

@@ -26,15 +26,19 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Create(
     DeviceMemory& memory, Stream& stream, HostTier* tier) {
   std::unique_ptr<SequenceCache> cache(new SequenceCache(options, id, sequence, memory, stream));
   HW_ASSIGN_OR_RETURN(cache->budget_, ResolveSequenceBudget(options.shape, sequence));
-  cache->planned_capacity_ = SlotCapacity(options, cache->budget_, sequence);
+  cache->planned_capacities_ = SlotCapacities(options, cache->budget_, sequence);
   const SequenceBytes bytes =
-      BytesOf(options, memory.backend(), cache->budget_, sequence, cache->planned_capacity_);
+      BytesOf(options, memory.backend(), cache->budget_, sequence, cache->planned_capacities_);
   HW_ASSIGN_OR_RETURN(cache->reservation_,
                       memory.Reserve(bytes.total(), absl::StrCat("sequence ", id)));
   HW_ASSIGN_OR_RETURN(cache->host_pages_, HostPages::Open(options, tier, id, sequence));
   if (sequence.policy.recall.enabled) {
     HW_ASSIGN_OR_RETURN(cache->recall_, SequenceRecall::Create(options, sequence, cache->budget_,
                                                                memory, stream, cache->host_pages_));
+  }
+  if (cache->budget_.gains == GainKind::kPivotal) {
+    cache->history_ = std::make_unique<PivotalHistory>(
+        options.shape.num_layers, cache->sets_.own_sets, sequence.policy.history_window);
   }
   return cache;
 }
@@ -60,8 +64,8 @@ absl::Status SequenceCache::AddPromptLayer(const LayerView& whole, std::span<con
                                            std::span<const int64_t> demoted_scores) {
   const int64_t kept_per_set = static_cast<int64_t>(kept.size()) / sets_.own_sets;
   const int64_t page = rank_.shape.page_tokens;
-  const int64_t capacity =
-      budget_.bounded_decode ? planned_capacity_ : (kept_per_set + page - 1) / page * page;
+  const int64_t capacity = budget_.bounded_decode ? planned_capacities_[layers_.size()]
+                                                  : (kept_per_set + page - 1) / page * page;
   HW_ASSIGN_OR_RETURN(LayerStorage layer, LayerStorage::Create(rank_.shape, sets_.own_sets,
                                                                capacity, memory_, stream_));
   HW_RETURN_IF_ERROR(memory_.backend().GatherSlots(rank_.shape, whole, layer.View(rank_.shape),
@@ -100,7 +104,7 @@ absl::Status SequenceCache::PrepareAppend(Position first_position, int64_t num_t
                                               " seen, want at most max_tokens, ",
                                               options_.max_tokens));
   }
-  HW_RETURN_IF_ERROR(EnsureCapacity(used_after(num_tokens)));
+  HW_RETURN_IF_ERROR(EnsureCapacity(num_tokens));
   return host_pages_.Prepare(tokens_seen_, tokens_seen_ + num_tokens);
 }
 
@@ -126,7 +130,7 @@ void SequenceCache::CommitAppend(int64_t num_tokens, std::span<const int32_t> sl
   host_pages_.Publish(tokens_seen_);
 }
 
-absl::Status SequenceCache::UndoAppend(int64_t num_tokens, int64_t used_before,
+absl::Status SequenceCache::UndoAppend(int64_t num_tokens, std::span<const int64_t> used_before,
                                        std::span<const int32_t> slots) {
   if (!prompt_done_) return absl::OkStatus();
   const int64_t per_layer = num_tokens * sets_.own_sets;
@@ -136,7 +140,7 @@ absl::Status SequenceCache::UndoAppend(int64_t num_tokens, int64_t used_before,
     const std::span<const int32_t> taken = slots.subspan(i * num_tokens, num_tokens);
     HW_RETURN_IF_ERROR(
         memory_.backend().ReleaseSlots(rank_.shape, View(layer), set, taken, stream_));
-    layers_[layer].table(set).Undo(taken, used_before);
+    layers_[layer].table(set).Undo(taken, used_before[layer]);
   }
   // The failed step's queries have added to the gains of slots that stay.
   for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
@@ -144,7 +148,10 @@ absl::Status SequenceCache::UndoAppend(int64_t num_tokens, int64_t used_before,
   }
   queries_since_plan_ = 0;
   if (recall_ != nullptr) recall_->UndoStep();
-  return used() <= planned_capacity_ ? ShrinkToPlannedCapacity() : absl::OkStatus();
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+    if (layers_[layer].used() > planned_capacities_[layer]) return absl::OkStatus();
+  }
+  return ShrinkToPlannedCapacity();
 }
 
 absl::Status SequenceCache::ReleaseVictims(int layer, int set, std::span<const int32_t> victims) {
@@ -192,30 +199,50 @@ absl::Status SequenceCache::FinishPlan() {
   return ShrinkToPlannedCapacity();
 }
 
-absl::Status SequenceCache::EnsureCapacity(int64_t slots) {
-  if (slots <= layers_[0].capacity()) return absl::OkStatus();
+absl::Status SequenceCache::EnsureCapacity(int64_t num_tokens) {
+  if (Fits(num_tokens)) return absl::OkStatus();
   const int64_t page = rank_.shape.page_tokens;
-  const int64_t capacity = budget_.bounded_decode ? slots : (slots + page - 1) / page * page;
-  const int64_t layer_bytes = DeviceLayerBytes(rank_.shape, sets_.own_sets, capacity).total();
-  if (capacity > planned_capacity_) {
-    const SequenceBytes bytes = BytesOf(rank_, memory_.backend(), budget_, options_, capacity);
-    HW_RETURN_IF_ERROR(reservation_.Extend(
-        std::max(reservation_.bytes(), bytes.steady() + layer_bytes),
-        absl::StrCat("an append that needs ", slots, " slots until the next plan")));
+  const std::vector<int64_t> needed = used_after(num_tokens);
+  std::vector<int64_t> capacities;
+  bool beyond_plan = false;
+  int64_t largest_layer_bytes = 0;
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+    const int64_t slots =
+        budget_.bounded_decode ? needed[layer] : (needed[layer] + page - 1) / page * page;
+    capacities.push_back(std::max(layers_[layer].capacity(), slots));
+    beyond_plan = beyond_plan || capacities[layer] > planned_capacities_[layer];
+    largest_layer_bytes =
+        std::max(largest_layer_bytes,
+                 DeviceLayerBytes(rank_.shape, sets_.own_sets, capacities[layer]).total());
   }
-  for (LayerStorage& layer : layers_) {
-    NoteBytes(layer_bytes);
-    HW_RETURN_IF_ERROR(layer.Grow(rank_.shape, capacity, memory_, stream_));
+  if (beyond_plan) {
+    const SequenceBytes bytes = BytesOf(rank_, memory_.backend(), budget_, options_, capacities);
+    HW_RETURN_IF_ERROR(reservation_.Extend(
+        std::max(reservation_.bytes(), bytes.steady() + largest_layer_bytes),
+        absl::StrCat("an append that needs ", *std::max_element(needed.begin(), needed.end()),
+                     " slots until the next plan")));
+  }
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+    if (capacities[layer] == layers_[layer].capacity()) continue;
+    NoteBytes(DeviceLayerBytes(rank_.shape, sets_.own_sets, capacities[layer]).total());
+    HW_RETURN_IF_ERROR(layers_[layer].Grow(rank_.shape, capacities[layer], memory_, stream_));
   }
   return absl::OkStatus();
 }
 
-absl::Status SequenceCache::ShrinkToPlannedCapacity() {
-  if (!budget_.bounded_decode || layers_[0].capacity() <= planned_capacity_) {
-    return absl::OkStatus();
+bool SequenceCache::WithinPlannedCapacity() const {
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (layers_[layer].capacity() > planned_capacities_[layer]) return false;
   }
-  for (LayerStorage& layer : layers_) {
-    HW_RETURN_IF_ERROR(layer.Shrink(rank_.shape, planned_capacity_, memory_, stream_));
+  return true;
+}
+
+absl::Status SequenceCache::ShrinkToPlannedCapacity() {
+  if (!budget_.bounded_decode || WithinPlannedCapacity()) return absl::OkStatus();
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+    if (layers_[layer].capacity() <= planned_capacities_[layer]) continue;
+    HW_RETURN_IF_ERROR(
+        layers_[layer].Shrink(rank_.shape, planned_capacities_[layer], memory_, stream_));
   }
   hash_ = PlanHash();  // some residents have moved
   for (int layer = 0; layer < rank_.shape.num_layers; ++layer) AddLayerHash(layer);
@@ -223,11 +250,11 @@ absl::Status SequenceCache::ShrinkToPlannedCapacity() {
 }
 
 int64_t SequenceCache::planned_bytes() const {
-  return BytesOf(rank_, memory_.backend(), budget_, options_, planned_capacity_).steady();
+  return BytesOf(rank_, memory_.backend(), budget_, options_, planned_capacities_).steady();
 }
 
 bool SequenceCache::has_excess_reservation() const {
-  return prompt_done_ && capacity() <= planned_capacity_ && reservation_.bytes() > planned_bytes();
+  return prompt_done_ && WithinPlannedCapacity() && reservation_.bytes() > planned_bytes();
 }
 
 void SequenceCache::GiveUpExcessReservation() { reservation_.Resize(planned_bytes()); }

@@ -12,6 +12,7 @@
 #include "worker/cache/device_memory.h"
 #include "worker/cache/layer_storage.h"
 #include "worker/rank/host_pages.h"
+#include "worker/rank/pivotal_history.h"
 #include "worker/rank/plan_hash.h"
 #include "worker/rank/plan_report.h"
 #include "worker/rank/rank_cache.h"
@@ -21,8 +22,8 @@
 
 namespace heavywater {
 
-// Every layer and set holds the same number of positions and has the same
-// `used`: all gain and lose by the same counts.
+// Every set of a layer holds the same number of positions and has the same `used`:
+// all gain and lose by the same counts. Layers differ where their budgets do.
 class SequenceCache {
  public:
   // Reserves device memory and the prompt's host pages; allocates nothing yet.
@@ -38,15 +39,24 @@ class SequenceCache {
   const SetLayout& sets() const { return sets_; }
   HostPages& host_pages() { return host_pages_; }
   const HostPages& host_pages() const { return host_pages_; }
-  SequenceRecall* recall() { return recall_.get(); }  // null: off
-  const PlanHash& hash() const { return hash_; }      // of the residents now
+  SequenceRecall* recall() { return recall_.get(); }    // null: off
+  PivotalHistory* history() { return history_.get(); }  // null: scores are not counts
+  const PlanHash& hash() const { return hash_; }        // of the residents now
   int64_t tokens_seen() const { return tokens_seen_; }
-  int64_t used() const { return layers_[0].used(); }
-  int64_t capacity() const { return layers_[0].capacity(); }
-  int64_t used_after(int64_t num_tokens) const { return layers_[0].table(0).UsedAfter(num_tokens); }
-  int64_t tokens_resident() const { return layers_[0].resident(); }
+  // Of each layer, slots per set.
+  std::vector<int64_t> used() const { return used_after(0); }
+  std::vector<int64_t> used_after(int64_t num_tokens) const;
+  // Whether `num_tokens` more fit into every layer as it is.
+  bool Fits(int64_t num_tokens) const;
+  int64_t total_used() const;      // over layers, slots per set
+  int64_t total_capacity() const;  // likewise
+  // Whether a set of some layer holds more than its budget.
+  bool OverBudget() const;
+  int64_t tokens_resident() const;  // per set, mean over layers
   int64_t queries_since_plan() const { return queries_since_plan_; }
   bool prompt_done() const { return prompt_done_; }
+  // The prompt's first query whose attention counts: 0, or where the window begins.
+  int64_t first_scored_query() const;
   LayerView View(int layer) const { return layers_[layer].View(rank_.shape); }
   const SlotTable& table(int layer, int set) const { return layers_[layer].table(set); }
   bool PlanDue(int64_t num_tokens) const;
@@ -76,7 +86,8 @@ class SequenceCache {
   // Or the other way: as before PrepareAppend(), except that gains since the
   // last plan are lost. `slots`: of the layers that took some; `used_before`:
   // used() before they did.
-  absl::Status UndoAppend(int64_t num_tokens, int64_t used_before, std::span<const int32_t> slots);
+  absl::Status UndoAppend(int64_t num_tokens, std::span<const int64_t> used_before,
+                          std::span<const int32_t> slots);
 
   // Frees occupied slots of one set.
   absl::Status ReleaseVictims(int layer, int set, std::span<const int32_t> victims);
@@ -106,7 +117,8 @@ class SequenceCache {
  private:
   SequenceCache(const RankCacheOptions& rank, SequenceId id, const SequenceOptions& options,
                 DeviceMemory& memory, Stream& stream);
-  absl::Status EnsureCapacity(int64_t slots);
+  absl::Status EnsureCapacity(int64_t num_tokens);
+  bool WithinPlannedCapacity() const;
   absl::Status ShrinkToPlannedCapacity();
   absl::StatusOr<ResidentSet> ReadSet(int layer, int set, std::span<const int64_t> scores) const;
   int64_t LargestDropped(std::span<const PositionRange> unbacked) const;
@@ -122,10 +134,11 @@ class SequenceCache {
   Stream& stream_;
   Budget budget_;
   SetLayout sets_;
-  int64_t planned_capacity_ = 0;
+  std::vector<int64_t> planned_capacities_;  // [num_layers]
   DeviceMemory::Reservation reservation_;
   HostPages host_pages_;
   std::unique_ptr<SequenceRecall> recall_;
+  std::unique_ptr<PivotalHistory> history_;
   std::vector<LayerStorage> layers_;
   bool prompt_begun_ = false;
   bool prompt_done_ = false;

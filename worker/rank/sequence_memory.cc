@@ -1,6 +1,7 @@
 #include "worker/rank/sequence_memory.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "worker/cache/kv_layout.h"
 #include "worker/rank/recall_memory.h"
@@ -14,29 +15,41 @@ int64_t AgreementBytes(const RankCacheOptions& options, int64_t num_fields) {
   return num_fields * options.world_size * int64_t{sizeof(int64_t)};
 }
 
+int64_t Candidates(const RankCacheOptions& options, const PolicyOptions& policy) {
+  return policy.recall.enabled ? MaxCandidates(options, policy) : 0;
+}
+
 // Of a set in one plan: what the slots hold beyond the budget, and one for each
 // position that comes back.
 int64_t MaxVictims(const RankCacheOptions& options, const Budget& budget,
-                   const PolicyOptions& policy, int64_t capacity) {
-  const int64_t excess =
-      std::max<int64_t>(capacity - budget.budget_tokens, policy.plan_interval_steps);
-  return excess + (policy.recall.enabled ? MaxCandidates(options, policy) : 0);
+                   const PolicyOptions& policy, std::span<const int64_t> capacities) {
+  int64_t excess = policy.plan_interval_steps;
+  for (size_t layer = 0; layer < capacities.size(); ++layer) {
+    excess = std::max(excess, capacities[layer] - budget.OfLayer(layer).budget_tokens);
+  }
+  return excess + Candidates(options, policy);
 }
 
 int64_t StepBytes(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,
-                  const Budget& budget, const SequenceOptions& sequence, int64_t capacity) {
+                  const Budget& budget, const SequenceOptions& sequence,
+                  std::span<const int64_t> capacities) {
   const SetLayout sets = SetLayoutOf(options, sequence.policy.scope);
+  const int64_t capacity = *std::max_element(capacities.begin(), capacities.end());
   const int64_t logits = int64_t{options.vocab_size} * int64_t{sizeof(float)};
   const int64_t scratch =
       scratch_sizes.AttendScratchBytes(options.shape, capacity, RecallLimitsOf(options, sequence));
   const int64_t always = logits + AgreementBytes(options, kItemFields) + scratch;
   if (!budget.bounded_decode) return always;
-  const int64_t slots = options.shape.num_layers * capacity;
+  const int64_t slots = std::accumulate(capacities.begin(), capacities.end(), int64_t{0});
+  const int64_t masks = options.shape.num_layers * capacity * sets.own_sets;
   const int64_t row_sums = int64_t{options.shape.num_layers} * sets.rows();
   const int64_t victims = options.shape.num_layers * sets.own_sets *
-                          MaxVictims(options, budget, sequence.policy, capacity);
-  return always + (slots * sets.rows() + row_sums) * int64_t{sizeof(int64_t)} +
-         slots * sets.own_sets + victims * int64_t{sizeof(int32_t) + sizeof(int64_t)};
+                          MaxVictims(options, budget, sequence.policy, capacities);
+  const int64_t values = sequence.policy.exposure > 0
+                             ? sets.own_sets * (capacity + Candidates(options, sequence.policy))
+                             : 0;
+  return always + (slots * sets.rows() + row_sums + values) * int64_t{sizeof(int64_t)} + masks +
+         victims * int64_t{sizeof(int32_t) + sizeof(int64_t)};
 }
 
 int64_t PromptBytes(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,
@@ -70,17 +83,24 @@ int WholeLayers(const KvShape& shape, const SequenceOptions& sequence) {
   return sequence.prompt_in_steps ? shape.num_layers : 1;
 }
 
-int64_t PromptKept(const Budget& budget, int64_t prompt_tokens) {
+int64_t PromptKept(const LayerBudget& budget, int64_t prompt_tokens) {
   if (budget.prompt_budget_tokens == 0) return prompt_tokens;
   return std::min(budget.prompt_budget_tokens, prompt_tokens);
 }
 
-int64_t SlotCapacity(const RankCacheOptions& options, const Budget& budget,
-                     const SequenceOptions& sequence) {
+std::vector<int64_t> SlotCapacities(const RankCacheOptions& options, const Budget& budget,
+                                    const SequenceOptions& sequence) {
   const int64_t after_prompt = sequence.max_tokens - sequence.prompt_tokens;
-  const int64_t all = PromptKept(budget, sequence.prompt_tokens) + after_prompt;
-  if (!budget.bounded_decode) return RoundUp(all, options.shape.page_tokens);
-  return std::min(budget.budget_tokens + sequence.policy.plan_interval_steps, all);
+  std::vector<int64_t> capacities;
+  for (int layer = 0; layer < options.shape.num_layers; ++layer) {
+    const LayerBudget of_layer = budget.OfLayer(layer);
+    const int64_t all = PromptKept(of_layer, sequence.prompt_tokens) + after_prompt;
+    capacities.push_back(
+        budget.bounded_decode
+            ? std::min(of_layer.budget_tokens + sequence.policy.plan_interval_steps, all)
+            : RoundUp(all, options.shape.page_tokens));
+  }
+  return capacities;
 }
 
 int64_t PromptHiddenBytes(int64_t prompt_tokens, int hidden_size) {
@@ -88,14 +108,20 @@ int64_t PromptHiddenBytes(int64_t prompt_tokens, int hidden_size) {
 }
 
 SequenceBytes BytesOf(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,
-                      const Budget& budget, const SequenceOptions& sequence, int64_t capacity) {
+                      const Budget& budget, const SequenceOptions& sequence,
+                      std::span<const int64_t> capacities) {
   const SetLayout sets = SetLayoutOf(options, sequence.policy.scope);
+  const int64_t capacity = *std::max_element(capacities.begin(), capacities.end());
+  int64_t layers = 0;
+  for (const int64_t slots : capacities) {
+    layers += DeviceLayerBytes(options.shape, sets.own_sets, slots).total();
+  }
   const int64_t layer = DeviceLayerBytes(options.shape, sets.own_sets, capacity).total();
   const int64_t region =
       RecallRegionOf(options, budget, sequence.policy, 0).size() * int64_t{sizeof(int64_t)};
-  return {.layers = layer * options.shape.num_layers,
+  return {.layers = layers,
           .growth = budget.bounded_decode ? 0 : layer,
-          .step = StepBytes(options, scratch_sizes, budget, sequence, capacity) + region,
+          .step = StepBytes(options, scratch_sizes, budget, sequence, capacities) + region,
           .prompt = PromptBytes(options, scratch_sizes, sets, sequence),
           .recall = RecallBytesOf(options, budget, sequence, capacity).total()};
 }

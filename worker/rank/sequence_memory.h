@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "worker/policy/policy.h"
 #include "worker/rank/rank_cache.h"
@@ -23,14 +25,14 @@ SetLayout SetLayoutOf(const RankCacheOptions& options, Scope scope);
 // So many neighbouring ranks hold the same sets.
 int HashGroup(const RankCacheOptions& options, Scope scope);
 
-// Slots per set: what decode needs between two plans for bounded policies;
-// everything up to max_tokens, whole pages, for the others.
-int64_t SlotCapacity(const RankCacheOptions& options, const Budget& budget,
-                     const SequenceOptions& sequence);
+// Slots per set of each layer: what decode needs between two plans for bounded
+// policies; everything up to max_tokens, whole pages, for the others.
+std::vector<int64_t> SlotCapacities(const RankCacheOptions& options, const Budget& budget,
+                                    const SequenceOptions& sequence);
 // Layers of which the device holds the whole KV while the prompt runs.
 int WholeLayers(const KvShape& shape, const SequenceOptions& sequence);
 // Positions that the prompt leaves in each set.
-int64_t PromptKept(const Budget& budget, int64_t prompt_tokens);
+int64_t PromptKept(const LayerBudget& budget, int64_t prompt_tokens);
 
 struct SequenceBytes {
   int64_t layers = 0;  // slots, scores and tables of all layers
@@ -44,7 +46,8 @@ struct SequenceBytes {
   int64_t total() const { return steady() + prompt; }
 };
 SequenceBytes BytesOf(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,
-                      const Budget& budget, const SequenceOptions& sequence, int64_t capacity);
+                      const Budget& budget, const SequenceOptions& sequence,
+                      std::span<const int64_t> capacities);
 
 // Hidden states of all of a prompt's tokens: held while it runs, beside the limit.
 int64_t PromptHiddenBytes(int64_t prompt_tokens, int hidden_size);

@@ -27,7 +27,8 @@ struct SequenceOptions {
 struct SequenceStats {
   Budget budget;  // as resolved
   int64_t prompt_tokens = 0;
-  int64_t tokens_seen = 0;        // the next position
+  int64_t tokens_seen = 0;  // the next position
+  // Where the policy has other budgets for other layers: the mean over layers, rounded.
   int64_t tokens_resident = 0;    // in every set
   int64_t tokens_demoted = 0;     // seen, not resident, in host pages
   int64_t tokens_dropped = 0;     // in no tier: the largest number over layers and sets

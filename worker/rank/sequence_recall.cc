@@ -18,6 +18,14 @@ namespace {
 // are rare or none, the first one included.
 constexpr int64_t kSampleSteps = 16;
 
+int64_t FewestRecent(const Budget& budget, int num_layers) {
+  int64_t fewest = budget.OfLayer(0).recent_tokens;
+  for (int layer = 1; layer < num_layers; ++layer) {
+    fewest = std::min(fewest, budget.OfLayer(layer).recent_tokens);
+  }
+  return fewest;
+}
+
 }  // namespace
 
 SequenceRecall::SequenceRecall(const RankCacheOptions& rank, const SequenceOptions& sequence,
@@ -25,9 +33,10 @@ SequenceRecall::SequenceRecall(const RankCacheOptions& rank, const SequenceOptio
                                const HostPages& pages)
     : rank_(rank),
       options_(sequence),
-      sketch_(SketchShapeOf(rank.shape, sequence.policy.recall)),
+      sketch_(SketchShapeOf(rank.shape, sequence.policy)),
       num_sets_(SetLayoutOf(rank, sequence.policy.scope).own_sets),
-      recent_tokens_(budget.recent_tokens),
+      recent_tokens_(FewestRecent(budget, rank.shape.num_layers)),
+      prompt_demotes_(PromptDemotes(budget, sequence.prompt_tokens)),
       memory_(memory),
       stream_(stream),
       host_pages_(pages) {}
@@ -38,8 +47,7 @@ absl::StatusOr<std::unique_ptr<SequenceRecall>> SequenceRecall::Create(
   std::unique_ptr<SequenceRecall> recall(
       new SequenceRecall(rank, sequence, budget, memory, stream, pages));
   const RecallBytes bytes = RecallBytesOf(rank, budget, sequence, 0);
-  recall->squares_of_all_layers_ =
-      sequence.prompt_in_steps || !PromptDemotes(budget, sequence.prompt_tokens);
+  recall->squares_of_all_layers_ = sequence.prompt_in_steps || !recall->prompt_demotes_;
   const int64_t layers = recall->squares_of_all_layers_ ? rank.shape.num_layers : 1;
   HW_ASSIGN_OR_RETURN(
       recall->squares_,
@@ -176,7 +184,7 @@ absl::Status SequenceRecall::AddPromptLayer(int index, std::span<const Position>
                                             std::span<const int64_t> scores) {
   const int64_t tokens = options_.prompt_tokens;
   const int64_t kept_per_set = static_cast<int64_t>(kept.size()) / num_sets_;
-  if (kept_per_set == tokens) return absl::OkStatus();
+  if (!prompt_demotes_) return absl::OkStatus();  // else every layer has its sketch
   HW_RETURN_IF_ERROR(AddPages(tokens));
   HW_RETURN_IF_ERROR(ChooseChannels(index, tokens));
   HW_RETURN_IF_ERROR(EncodeLayer(index, 0, tokens));

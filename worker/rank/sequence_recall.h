@@ -122,7 +122,8 @@ class SequenceRecall {
   const SequenceOptions options_;
   const SketchShape sketch_;
   const int num_sets_;
-  const int64_t recent_tokens_;
+  const int64_t recent_tokens_;  // the fewest of any layer
+  const bool prompt_demotes_;    // in some layer
   DeviceMemory& memory_;
   Stream& stream_;
   const HostPages& host_pages_;

@@ -1,5 +1,6 @@
 // What a SequenceCache tells about itself.
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
@@ -33,6 +34,58 @@ void AddRecallStats(const RecallStats& recall, SequenceStats& stats) {
 }
 
 }  // namespace
+
+std::vector<int64_t> SequenceCache::used_after(int64_t num_tokens) const {
+  std::vector<int64_t> used;
+  for (const LayerStorage& layer : layers_) used.push_back(layer.table(0).UsedAfter(num_tokens));
+  return used;
+}
+
+bool SequenceCache::Fits(int64_t num_tokens) const {
+  return std::all_of(layers_.begin(), layers_.end(), [num_tokens](const LayerStorage& layer) {
+    return layer.table(0).Fits(num_tokens);
+  });
+}
+
+int64_t SequenceCache::total_used() const {
+  int64_t total = 0;
+  for (const LayerStorage& layer : layers_) total += layer.used();
+  return total;
+}
+
+int64_t SequenceCache::total_capacity() const {
+  int64_t total = 0;
+  for (const LayerStorage& layer : layers_) total += layer.capacity();
+  return total;
+}
+
+bool SequenceCache::OverBudget() const {
+  if (!budget_.bounded_decode) return false;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const LayerBudget budget = budget_.OfLayer(static_cast<int>(layer));
+    if (layers_[layer].resident() > budget.budget_tokens) return true;
+  }
+  return false;
+}
+
+int64_t SequenceCache::tokens_resident() const {
+  int64_t total = 0;
+  for (const LayerStorage& layer : layers_) total += layer.resident();
+  return static_cast<int64_t>(
+      std::llround(static_cast<double>(total) / static_cast<double>(layers_.size())));
+}
+
+int64_t SequenceCache::first_scored_query() const {
+  switch (budget_.prompt_scores) {
+    case PromptScores::kNone:
+      return options_.prompt_tokens;
+    case PromptScores::kWindow:
+      return options_.prompt_tokens - budget_.window;
+    case PromptScores::kAllQueries:
+      return 0;
+  }
+  return 0;
+}
 
 int SequenceCache::ModelHead(int set) const {
   return options_.policy.scope == Scope::kLayer ? -1 : rank_.shape.first_kv_head + set;

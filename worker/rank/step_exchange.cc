@@ -22,7 +22,7 @@ int64_t FieldOf(int64_t item, ItemField field) { return kStepFields + item * kIt
 // memory for it cannot; its peers see another length.)
 bool WillReduce(const ActiveItem& item) {
   return item.plans() && item.sequence->budget().uses_scores &&
-         item.sequence->used_after(item.spec.num_tokens) <= item.sequence->capacity();
+         item.sequence->Fits(item.spec.num_tokens);
 }
 
 }  // namespace
@@ -38,13 +38,12 @@ void StepExchange::Layout(uint64_t step, std::span<ActiveItem> items) {
       if (!WillReduce(item) || (item.sequence->sets().reduced_sets > 0) != reduced) continue;
       item.gains = {.sets = item.sequence->sets(),
                     .begin = size_,
-                    .num_layers = options.shape.num_layers,
                     .used = item.sequence->used_after(item.spec.num_tokens)};
       item.recall = RecallRegionOf(options, item.sequence->budget(),
                                    item.sequence->options().policy, item.gains.end());
       size_ = item.recall.end();
       largest_size_ +=
-          item.gains.size() / item.gains.used * item.sequence->capacity() + item.recall.size();
+          item.gains.sets.rows() * item.sequence->total_capacity() + item.recall.size();
     }
     if (reduced) reduced_size_ = size_;
   }
@@ -65,7 +64,7 @@ void StepExchange::SetAgreement(std::span<const ActiveItem> items) {
     const SequenceCache* sequence = items[i].sequence;
     if (sequence == nullptr) continue;
     agreement_.Set(FieldOf(i, kSeen), sequence->tokens_seen());
-    agreement_.Set(FieldOf(i, kUsed), sequence->used());
+    agreement_.Set(FieldOf(i, kUsed), sequence->total_used());
     agreement_.Set(FieldOf(i, kHash), static_cast<int64_t>(sequence->hash().placement));
     agreement_.Set(FieldOf(i, kPromotable), items[i].sequence->host_pages().first_unbacked());
   }
@@ -91,7 +90,7 @@ absl::Status StepExchange::CollectGains(std::span<const ActiveItem> items) {
   if (recalls) HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
   for (const ActiveItem& item : items) {
     if (!item.status.ok() || !item.has_gains()) continue;
-    for (int layer = 0; layer < item.gains.num_layers; ++layer) {
+    for (int layer = 0; layer < item.gains.num_layers(); ++layer) {
       HW_RETURN_IF_ERROR(
           cache_.backend().CollectGains(cache_.options().shape, item.sequence->View(layer),
                                         item.gains.Own(buffer_, layer), cache_.stream()));
@@ -146,19 +145,18 @@ absl::Status StepExchange::CheckOwnRegions(std::span<ActiveItem> items) {
 }
 
 absl::Status StepExchange::CheckMassOf(const ActiveItem& item) const {
-  return CheckMass(cache_.options().shape, item.sequence->options().policy.scope, item.gains,
-                   item.sequence->queries_since_plan() + item.spec.num_tokens,
-                   /*first_layer=*/0,
-                   std::span(sums_).subspan(item.row_sums_begin, item.gains.num_rows()),
-                   RecalledMass(item));
+  return CheckMass(
+      cache_.options().shape, item.sequence->options().policy.scope, item.sequence->budget().gains,
+      item.gains, item.sequence->queries_since_plan() + item.spec.num_tokens,
+      /*first_layer=*/0, std::span(sums_).subspan(item.row_sums_begin, item.gains.num_rows()),
+      RecalledMass(item));
 }
 
 absl::Status StepExchange::SumRowsOf(const ActiveItem& item) {
   if (!item.status.ok() || !item.has_gains()) return absl::OkStatus();
   const int64_t rows = item.gains.num_rows();
-  HW_RETURN_IF_ERROR(cache_.backend().SumRows(item.gains.All(buffer_),
-                                              buffer_.Sub(item.row_sums_begin, rows), rows,
-                                              item.gains.used, cache_.stream()));
+  HW_RETURN_IF_ERROR(SumGainRows(item.gains, buffer_, buffer_.Sub(item.row_sums_begin, rows),
+                                 cache_.backend(), cache_.stream()));
   HW_RETURN_IF_ERROR(CopyToHost(item.row_sums_begin, rows));
   return CopyToHost(item.recall.begin, item.recall.size());
 }

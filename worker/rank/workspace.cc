@@ -112,6 +112,9 @@ absl::StatusOr<DeviceSpan<int32_t>> Workspace::Victims(int64_t count) {
 absl::StatusOr<DeviceSpan<int64_t>> Workspace::VictimScores(int64_t count) {
   return Ensure<int64_t>(MemoryKind::kWorkspace, victim_scores_, count);
 }
+absl::StatusOr<DeviceSpan<int64_t>> Workspace::ExposedValues(int64_t count) {
+  return Ensure<int64_t>(MemoryKind::kWorkspace, exposed_values_, count);
+}
 absl::StatusOr<DeviceSpan<std::byte>> Workspace::Scratch(int64_t bytes) {
   return Ensure<std::byte>(MemoryKind::kScratch, scratch_, bytes);
 }
@@ -138,6 +141,7 @@ void Workspace::TrimGains() {
   victim_scores_ = DeviceBuffer();
   candidate_positions_ = DeviceBuffer();
   candidate_scores_ = DeviceBuffer();
+  exposed_values_ = DeviceBuffer();
   scratch_ = DeviceBuffer();
 }
 

@@ -38,6 +38,7 @@ class Workspace {
   absl::StatusOr<DeviceSpan<uint8_t>> Masks(int64_t count);
   absl::StatusOr<DeviceSpan<Position>> CandidatePositions(int64_t count);
   absl::StatusOr<DeviceSpan<int64_t>> CandidateScores(int64_t count);
+  absl::StatusOr<DeviceSpan<int64_t>> ExposedValues(int64_t count);
   absl::StatusOr<DeviceSpan<int32_t>> Victims(int64_t count);
   absl::StatusOr<DeviceSpan<int64_t>> VictimScores(int64_t count);
   absl::StatusOr<DeviceSpan<std::byte>> Scratch(int64_t bytes);  // of Backend::Attend()
@@ -76,6 +77,7 @@ class Workspace {
   DeviceBuffer victim_scores_;
   DeviceBuffer candidate_positions_;
   DeviceBuffer candidate_scores_;
+  DeviceBuffer exposed_values_;
   DeviceBuffer scratch_;
   DeviceBuffer logits_;
 };

@@ -22,9 +22,8 @@ absl::Status CheckTokens(const char* field, const google::protobuf::RepeatedFiel
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<int32_t>> Tokenise(const char* field, const std::string& text,
-                                              const Tokenizer& tokenizer) {
-  auto tokens = tokenizer.Encode(text, ControlTokens::kAsToken);
+absl::StatusOr<std::vector<int32_t>> InField(const char* field,
+                                             absl::StatusOr<std::vector<int32_t>> tokens) {
   if (tokens.ok()) return tokens;
   return absl::Status(tokens.status().code(), absl::StrCat(field, ": ", tokens.status().message()));
 }
@@ -52,7 +51,7 @@ absl::StatusOr<std::vector<int32_t>> ParsePrompt(const v1::GenerateRequest& prot
                                                    " bytes and tokens has ", proto.tokens_size(),
                                                    " ids, want exactly one of the two"));
   }
-  if (proto.tokens().empty()) return Tokenise("text", proto.text(), limits.tokenizer);
+  if (proto.tokens().empty()) return InField("text", limits.tokenizer.EncodePrompt(proto.text()));
   HW_RETURN_IF_ERROR(CheckTokens("tokens", proto.tokens(), limits.vocab_size));
   return std::vector<int32_t>(proto.tokens().begin(), proto.tokens().end());
 }
@@ -65,7 +64,8 @@ absl::StatusOr<std::vector<int32_t>> ParseSuffix(const v1::GenerateRequest& prot
         proto.suffix_tokens_size(), " ids, want at most one of the two"));
   }
   if (!proto.suffix_text().empty()) {
-    return Tokenise("suffix_text", proto.suffix_text(), limits.tokenizer);
+    return InField("suffix_text",
+                   limits.tokenizer.Encode(proto.suffix_text(), ControlTokens::kAsToken));
   }
   HW_RETURN_IF_ERROR(CheckTokens("suffix_tokens", proto.suffix_tokens(), limits.vocab_size));
   return std::vector<int32_t>(proto.suffix_tokens().begin(), proto.suffix_tokens().end());
@@ -93,7 +93,17 @@ absl::StatusOr<SamplerOptions> ParseSampling(const v1::Sampling& proto) {
     return absl::InvalidArgumentError(absl::StrCat("sampling.temperature is ", temperature,
                                                    ", want a finite number of 0 or more"));
   }
-  return SamplerOptions{.temperature = temperature, .seed = proto.seed()};
+  const float top_p = proto.top_p() == 0 ? 1 : proto.top_p();
+  if (!(top_p > 0 && top_p <= 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampling.top_p is ", top_p, ", want a number from 0 (all tokens) to 1"));
+  }
+  if (proto.top_k() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampling.top_k is ", proto.top_k(), ", want 0 (all tokens) or more"));
+  }
+  return SamplerOptions{
+      .temperature = temperature, .top_p = top_p, .top_k = proto.top_k(), .seed = proto.seed()};
 }
 
 absl::Status CheckContext(const GenerationRequest& request, const GenerationLimits& limits) {

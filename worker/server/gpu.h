@@ -9,7 +9,7 @@
 #include "worker/backend/backend.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/nccl/nccl_options.h"
-#include "worker/model/gguf_file.h"
+#include "worker/model/model_file.h"
 #include "worker/model/llama_runner.h"
 
 namespace heavywater {
@@ -27,7 +27,7 @@ struct GpuRunnerOptions {
   std::string weights_dtype = "bf16";
 };
 // A CudaLlamaRunner over cuBLAS.
-absl::StatusOr<std::unique_ptr<LlamaRunner>> CreateGpuRunner(const GgufFile& file,
+absl::StatusOr<std::unique_ptr<LlamaRunner>> CreateGpuRunner(const ModelFile& file,
                                                              Communicator& communicator,
                                                              Backend& backend,
                                                              const GpuRunnerOptions& options);

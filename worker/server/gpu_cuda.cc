@@ -42,7 +42,7 @@ absl::StatusOr<std::string> GpuIdentity(int device) {
                                                                        sizeof(properties.uuid))));
 }
 
-absl::StatusOr<std::unique_ptr<LlamaRunner>> CreateGpuRunner(const GgufFile& file,
+absl::StatusOr<std::unique_ptr<LlamaRunner>> CreateGpuRunner(const ModelFile& file,
                                                              Communicator& communicator,
                                                              Backend& backend,
                                                              const GpuRunnerOptions& options) {

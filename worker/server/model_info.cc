@@ -31,7 +31,37 @@ class MessageCutter {
   size_t bytes_ = kStartBytes;
 };
 
-constexpr size_t kEntryBytes = 16;  // around the text, at most
+constexpr size_t kEntryBytes = 24;  // around the text, at most
+
+const char* SpacePrefixName(SpacePrefix prefix) {
+  switch (prefix) {
+    case SpacePrefix::kNever:
+      return "never";
+    case SpacePrefix::kEverySegment:
+      return "every_segment";
+    case SpacePrefix::kEverySegmentButSpaces:
+      return "every_segment_but_spaces";
+    case SpacePrefix::kStartButSpaces:
+      return "start_but_spaces";
+  }
+  return "";
+}
+
+// Numbers of the scaling itself are the model's, whose hash has them.
+std::string RopeName(const ModelConfig& config) {
+  const std::string base = absl::StrCat("base ", config.rope_base);
+  switch (config.rope_scaling.kind) {
+    case RopeScaling::Kind::kNone:
+      return base;
+    case RopeScaling::Kind::kLinear:
+      return absl::StrCat(base, ", linear ", config.rope_scaling.factor);
+    case RopeScaling::Kind::kLlama3:
+      return absl::StrCat(base, ", llama3 ", config.rope_scaling.factor);
+    case RopeScaling::Kind::kYarn:
+      return absl::StrCat(base, ", yarn ", config.rope_scaling.factor);
+  }
+  return base;
+}
 
 }  // namespace
 
@@ -43,7 +73,7 @@ v1::Fingerprint MakeFingerprint(const ModelConfig& config, const std::string& co
   fingerprint.set_num_layers(shape.num_layers);
   fingerprint.set_num_kv_heads(shape.total_kv_heads);
   fingerprint.set_head_dim(shape.head_dim);
-  fingerprint.set_rope(absl::StrCat("base ", config.rope_base));
+  fingerprint.set_rope(RopeName(config));
   fingerprint.set_positions("absolute");
   fingerprint.set_page_tokens(shape.page_tokens);
   fingerprint.set_format_version(kPageFormatVersion);
@@ -55,7 +85,7 @@ v1::ModelInfo MakeModelInfo(const ModelConfig& config, const TokenizerSpec& toke
                             const std::string& default_policy) {
   v1::ModelInfo info;
   info.set_name(config.name);
-  info.set_architecture("llama");
+  info.set_architecture(config.architecture);
   info.set_num_layers(config.num_layers);
   info.set_num_query_heads(config.num_query_heads);
   info.set_num_kv_heads(config.num_kv_heads);
@@ -71,6 +101,9 @@ v1::ModelInfo MakeModelInfo(const ModelConfig& config, const TokenizerSpec& toke
   info.set_bos_token(tokenizer.begin_of_text);
   info.set_eos_token(tokenizer.end_of_turn);
   info.set_chat_template(tokenizer.chat_template);
+  info.set_space_prefix(SpacePrefixName(tokenizer.space_prefix));
+  info.set_unknown_token(tokenizer.unknown);
+  info.mutable_other_end_tokens()->Assign(tokenizer.other_ends.begin(), tokenizer.other_ends.end());
   info.set_server_version(kVersion);
   info.set_default_policy(default_policy);
   return info;
@@ -85,6 +118,7 @@ std::vector<v1::GetModelResponse> MakeModelMessages(const v1::ModelInfo& info,
     v1::Piece piece;
     piece.set_text(tokenizer.tokens[i]);
     piece.set_type(static_cast<int32_t>(tokenizer.token_types[i]));
+    if (!tokenizer.scores.empty()) piece.set_score(tokenizer.scores[i]);
     *cutter.For(tokenizer.tokens[i].size() + kEntryBytes).add_pieces() = std::move(piece);
   }
   for (const std::string& merge : tokenizer.merges) {

@@ -57,6 +57,9 @@ absl::Status TakeNumbers(const v1::PolicyOptions& proto, PolicyOptions& options)
   HW_RETURN_IF_ERROR(TakeField("pool_kernel", proto.pool_kernel(), options.pool_kernel));
   HW_RETURN_IF_ERROR(
       TakeField("plan_interval_steps", proto.plan_interval_steps(), options.plan_interval_steps));
+  HW_RETURN_IF_ERROR(TakeField("exposure", proto.exposure(), options.exposure));
+  HW_RETURN_IF_ERROR(TakeField("history_window", proto.history_window(), options.history_window));
+  HW_RETURN_IF_ERROR(TakeField("pyramid_beta", proto.pyramid_beta(), options.pyramid_beta));
   return TakeField("decay", proto.decay(), options.decay);
 }
 
@@ -119,6 +122,9 @@ v1::PolicyOptions PolicyToProto(const PolicyOptions& options) {
   proto.set_pool_kernel(options.pool_kernel);
   proto.set_plan_interval_steps(options.plan_interval_steps);
   proto.set_decay(options.decay);
+  proto.set_exposure(options.exposure);
+  proto.set_history_window(options.history_window);
+  proto.set_pyramid_beta(options.pyramid_beta);
   proto.set_recall(options.recall.enabled);
   proto.set_recall_all(options.recall.all);
   proto.set_recall_tokens(options.recall.recall_tokens);
@@ -142,6 +148,13 @@ v1::ResolvedBudget BudgetToProto(const PolicyOptions& options, const Budget& bud
   proto.set_decay(options.decay);
   proto.set_device_ratio(options.device_ratio);
   proto.set_pooled_seeds(options.pooled_seeds);
+  proto.set_exposure(options.exposure);
+  if (options.policy == Policy::kScissorhands) proto.set_history_window(options.history_window);
+  if (options.policy == Policy::kPyramidKv) proto.set_pyramid_beta(options.pyramid_beta);
+  for (const LayerBudget& layer : budget.layers) {
+    proto.add_layer_budget_tokens(layer.budget_tokens);
+    proto.add_layer_recent_tokens(layer.recent_tokens);
+  }
   if (!options.recall.enabled) return proto;
   proto.set_recall(true);
   proto.set_recall_all(options.recall.all);

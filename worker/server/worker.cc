@@ -10,7 +10,6 @@
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
 #include "worker/model/cpu_llama_runner.h"
-#include "worker/model/model_fingerprint.h"
 #include "worker/model/rank_shard.h"
 #include "worker/server/engine_facts.h"
 #include "worker/server/gpu.h"
@@ -44,7 +43,7 @@ PeerWatch::Ping PingOf(const v1::WorkerConfig& config, const std::string& addres
 }
 
 absl::StatusOr<std::unique_ptr<Model>> MakeRunner(const v1::WorkerConfig& config,
-                                                  const GgufFile& file, Communicator& communicator,
+                                                  const ModelFile& file, Communicator& communicator,
                                                   Backend& backend) {
   if (config.backend() == "cuda") {
     return CreateGpuRunner(file, communicator, backend,
@@ -66,9 +65,10 @@ absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config) {
     facts.fingerprint = EngineFingerprint(config, facts.shape);
     return facts;
   }
-  HW_ASSIGN_OR_RETURN(facts.file, GgufFile::Open(config.model()));
-  HW_ASSIGN_OR_RETURN(facts.config, ReadModelConfig(*facts.file));
-  HW_ASSIGN_OR_RETURN(TokenizerSpec spec, ReadTokenizerSpec(*facts.file));
+  HW_ASSIGN_OR_RETURN(facts.file, OpenModel(config.model()));
+  HW_ASSIGN_OR_RETURN(facts.config, facts.file->ReadConfig());
+  HW_ASSIGN_OR_RETURN(TokenizerSpec spec, facts.file->ReadTokenizer());
+  HW_RETURN_IF_ERROR(FillVocabulary(facts.config.vocab_size, spec));
   HW_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Create(std::move(spec)));
   facts.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
   HW_ASSIGN_OR_RETURN(const RankShard shard,
@@ -78,7 +78,7 @@ absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config) {
   defaults.page_tokens = config.page_tokens();
   facts.shape = MakeKvShape(facts.config, shard, defaults);
   HW_RETURN_IF_ERROR(facts.shape.Validate());
-  facts.fingerprint = MakeFingerprint(facts.config, ModelFingerprint(*facts.file), facts.shape);
+  facts.fingerprint = MakeFingerprint(facts.config, facts.file->Fingerprint(), facts.shape);
   return facts;
 }
 

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "heavywater/v1/config.pb.h"
 #include "worker/comm/communicator.h"
-#include "worker/model/gguf_file.h"
 #include "worker/model/model_config.h"
+#include "worker/model/model_file.h"
 #include "worker/model/tokenizer.h"
 #include "worker/rank/attention_engine.h"
 #include "worker/server/cache_link.h"
@@ -29,7 +29,7 @@ namespace heavywater {
 
 // What is known of a model before the group forms.
 struct ModelFacts {
-  std::unique_ptr<GgufFile> file;  // null, as the tokenizer: engines bring Q, K and V
+  std::unique_ptr<ModelFile> file;  // null, as the tokenizer: engines bring Q, K and V
   ModelConfig config;
   std::unique_ptr<Tokenizer> tokenizer;
   KvShape shape;  // of this rank

@@ -130,7 +130,8 @@ absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
   if (config.group().empty()) return absl::InvalidArgumentError("group is empty, want a name");
   if (config.model().empty()) {
     return absl::InvalidArgumentError(
-        "model is empty, want the path of a GGUF file, or none for engines that bring Q, K and V");
+        "model is empty, want the path of a GGUF file or of a folder with config.json and "
+        "safetensors, or none for engines that bring Q, K and V");
   }
   HW_RETURN_IF_ERROR(CheckEngineConfig(config));
   if (config.size() > 1 && config.cache_address().empty()) {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
+#include <span>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
@@ -52,10 +55,15 @@ RankCacheOptions RankOptions(const Deployment& deployment, const RankShard& shar
   return options;
 }
 
-int64_t ResidentTokens(const Budget& budget, const SequenceOptions& sequence, int64_t capacity) {
-  if (budget.bounded_decode) return capacity;
+// Mean over layers.
+int64_t ResidentTokens(const Budget& budget, const SequenceOptions& sequence,
+                       std::span<const int64_t> capacities) {
+  if (budget.bounded_decode) {
+    return std::accumulate(capacities.begin(), capacities.end(), int64_t{0}) /
+           static_cast<int64_t>(capacities.size());
+  }
   const int64_t new_tokens = sequence.max_tokens - sequence.prompt_tokens;
-  return PromptKept(budget, sequence.prompt_tokens) + new_tokens;
+  return PromptKept(budget.OfLayer(0), sequence.prompt_tokens) + new_tokens;
 }
 
 // Of one sequence. Gains are read and written in every step; gains and scores once
@@ -112,7 +120,8 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Deployment& deployment,
       .max_tokens = deployment.context_tokens};
   HW_RETURN_IF_ERROR(CheckRecall(options, sequence, /*has_host_tier=*/true));
   HW_ASSIGN_OR_RETURN(const Budget budget, ResolveSequenceBudget(options.shape, sequence));
-  const int64_t capacity = SlotCapacity(options, budget, sequence);
+  const std::vector<int64_t> capacities = SlotCapacities(options, budget, sequence);
+  const int64_t capacity = *std::max_element(capacities.begin(), capacities.end());
   const RecallBytes recall = RecallBytesOf(options, budget, sequence, capacity);
 
   MemoryPlan plan;
@@ -121,10 +130,10 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Deployment& deployment,
                  .runner = CudaRunnerWorkspaceBytes(deployment.model, shard,
                                                     deployment.max_step_tokens, kWeightType),
                  .workspace = Workspace::StandingBytes(options),
-                 .sequence = BytesOf(options, scratch_sizes, budget, sequence, capacity),
+                 .sequence = BytesOf(options, scratch_sizes, budget, sequence, capacities),
                  .prompt_hidden = PromptHiddenBytes(sequence.prompt_tokens, options.hidden_size),
                  .num_sequences = deployment.num_sequences};
-  plan.resident_tokens = ResidentTokens(budget, sequence, capacity);
+  plan.resident_tokens = ResidentTokens(budget, sequence, capacities);
   plan.kv_bytes = plan.device.sequence.layers + recall.total();
   plan.full_kv_bytes = FullCacheBytes(options.shape, deployment.context_tokens);
   plan.host_bytes = deployment.num_sequences * plan.full_kv_bytes;  // write-through: every page

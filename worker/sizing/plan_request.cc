@@ -95,6 +95,9 @@ absl::StatusOr<NamedPolicy> ParsePolicyFields(const Json& value) {
   HW_RETURN_IF_ERROR(fields.Take("sink_tokens", 0, kMaxInt, options.sink_tokens));
   HW_RETURN_IF_ERROR(fields.Take("min_budget_tokens", 0, kMaxInt, options.min_budget_tokens));
   HW_RETURN_IF_ERROR(fields.Take("plan_interval_steps", 0, kMaxInt, options.plan_interval_steps));
+  HW_RETURN_IF_ERROR(fields.Take("history_window", 0, kMaxInt, options.history_window));
+  HW_RETURN_IF_ERROR(fields.Take("pyramid_beta", options.pyramid_beta));
+  HW_RETURN_IF_ERROR(fields.Take("exposure", options.exposure));
   HW_RETURN_IF_ERROR(fields.Take("recall", recall.enabled));
   HW_RETURN_IF_ERROR(fields.Take("recall_all", recall.all));
   HW_RETURN_IF_ERROR(fields.Take("recall_tokens", 0, kMaxInt, recall.recall_tokens));

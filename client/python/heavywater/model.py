@@ -8,11 +8,10 @@ from functools import cached_property
 
 import jinja2
 import jinja2.sandbox
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
+from heavywater.tokenizer_builder import build_tokenizer
 from heavywater.v1 import generation_pb2
-
-_CONTROL = 3  # Piece.type, as in GGUF
 
 
 @dataclass(frozen=True)
@@ -20,50 +19,40 @@ class Model:
     """Everything a client needs of the model; no model file."""
 
     info: generation_pb2.ModelInfo
-    pieces: tuple[str, ...]  # by id, in the tokenizer's byte-level alphabet
+    pieces: tuple[str, ...]  # by id, in the tokenizer's alphabet
     piece_types: tuple[int, ...]
     merges: tuple[str, ...]  # "left right", by rank
+    piece_scores: tuple[float, ...] = ()  # of a SentencePiece model
 
     @staticmethod
     def from_responses(responses: Iterable[generation_pb2.GetModelResponse]) -> Model:
         info = generation_pb2.ModelInfo()
         pieces: list[str] = []
         types: list[int] = []
+        scores: list[float] = []
         merges: list[str] = []
         for response in responses:
             if response.HasField("model"):
                 info.CopyFrom(response.model)
             pieces += [piece.text.decode("utf-8") for piece in response.pieces]
             types += [piece.type for piece in response.pieces]
+            scores += [piece.score for piece in response.pieces]
             merges += response.merges
         if len(pieces) != info.vocab_size:
             raise ValueError(f"the server sent {len(pieces)} pieces of a vocabulary of {info.vocab_size}")
-        return Model(info, tuple(pieces), tuple(types), tuple(merges))
+        return Model(info, tuple(pieces), tuple(types), tuple(merges), tuple(scores))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Byte-level BPE. Raises ValueError for a tokenizer this client cannot build."""
-        kind = (self.info.tokenizer_model, self.info.pre_tokenizer)
-        if kind != ("gpt2", "smollm"):
-            raise ValueError(f"tokenizer {kind} is not supported, this client builds ('gpt2', 'smollm')")
+        """The server's tokenizer. Raises ValueError for one this client cannot build."""
         merges = [_pair(merge) for merge in self.merges]
-        tokenizer = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(self.pieces)}, merges=merges))
-        # "smollm": every digit alone, then GPT-2's pattern over bytes.
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-            ]
-        )
-        tokenizer.decoder = decoders.ByteLevel()
-        control = [p for p, kind in zip(self.pieces, self.piece_types, strict=True) if kind == _CONTROL]
-        tokenizer.add_special_tokens([AddedToken(p, special=True, normalized=False) for p in control])
-        return tokenizer
+        return build_tokenizer(self.info, self.pieces, self.piece_types, self.piece_scores, merges)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; control tokens in it are recognised."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ([self.info.bos_token] if self.info.add_bos else []) + ids
+        begins = self.info.add_bos and ids[:1] != [self.info.bos_token]
+        return ([self.info.bos_token] if begins else []) + ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, control tokens included."""

@@ -47,8 +47,16 @@ def configure(root: Path, build: Path, pack: Path, architecture: str) -> str:
     command += [f"-DNCCL_ROOT={nccl}"] if nccl else []
     log = build / "configure.log"
     if run_logged(command, log, _CONFIGURE_S).code != 0:
-        raise BuildError(f"cmake could not configure:\n{tail(log)}")
+        raise BuildError(f"{_configure_error(log)}:\n{tail(log)}")
     return source
+
+
+def _configure_error(log: Path) -> str:
+    """What a person can do about it comes first."""
+    said = log.read_text(errors="replace")
+    if "Could NOT find CUDAToolkit" in said or "toolkit found has no nvcc" in said:
+        return "no CUDA toolkit was found (put nvcc on PATH or set CUDA_HOME); cmake could not configure"
+    return "cmake could not configure"
 
 
 def compile_targets(build: Path, targets: Sequence[str], source: str, timeout_s: float) -> BuildResult:

@@ -42,10 +42,11 @@ def run_parts(
     results: Path,
     deadline_s: float,
     say: Callable[[str], None],
+    done: Callable[[list[PartResult]], None] = lambda ended: None,
 ) -> list[PartResult]:
     """One after the other; each leaves its JSON in `results` when it is done. `deadline_s` is of time.monotonic().
 
-    `built`: the programs that may run."""
+    `built`: the programs that may run. `done` hears of all parts that have ended whenever one has."""
     ended = []
     for part in parts:
         result = _run(part, build, built, results, deadline_s)
@@ -54,6 +55,7 @@ def run_parts(
         if result.reason:
             say(result.reason)
         ended.append(result)
+        done(ended)
     return ended
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from gpu_check.build import BuildError, BuildResult, compile_targets, configure
-from gpu_check.check import PartResult, run_parts
+from gpu_check.check import run_parts
 from gpu_check.machine import Gpu, find_gpus
 from gpu_check.pack import PackError, make_pack
 from gpu_check.parts import TARGETS, parts
+from gpu_check.summary import Summary
 
 ROOT = Path(__file__).resolve().parents[3]
 PACK = ROOT / "build/gpu-pack"
@@ -70,22 +68,24 @@ def _check(options: argparse.Namespace) -> int:
     deadline_s = time.monotonic() + options.seconds
     results = options.json or options.build_dir / "results"
     (results / "logs").mkdir(parents=True, exist_ok=True)
-    gpus = find_gpus()
-    for index, gpu in enumerate(gpus):
-        _say(f"GPU {index}: {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver}")
-    built = _build(options, gpus)
     chosen = [part for part in parts() if options.part is None or part.name in options.part]
-    ended: list[PartResult] = []
-    if gpus and not options.build_only:
-        ended = run_parts(chosen, options.build_dir, built.built, results, deadline_s, _say)
-    status = _status(options, gpus, built, ended)
-    summary = _summary(gpus, built, ended, status)
-    (results / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    passed = sum(result.status == "passed" for result in ended)
-    failed = sum(result.counts_as_failed for result in ended)
-    _say(f"parts: {passed} passed, {failed} failed, {len(ended) - passed - failed} absent; {results}/summary.json")
-    if not gpus and not options.build_only:
-        _say("no GPU: nvidia-smi finds none, so nothing has run")
+    summary = Summary(results / "summary.json", [part.name for part in chosen])
+    summary.gpus = find_gpus()
+    for index, gpu in enumerate(summary.gpus):
+        _say(f"GPU {index}: {gpu.name}, compute capability {gpu.compute_capability}, driver {gpu.driver}")
+    try:
+        summary.build = _build(options, summary.gpus)
+    except (BuildError, PackError) as error:
+        summary.end(FAILED, str(error))
+        raise
+    if summary.gpus and not options.build_only:
+        run_parts(chosen, options.build_dir, summary.build.built, results, deadline_s, _say, summary.parts_ended)
+    elif not options.build_only:
+        summary.error = "no GPU: nvidia-smi finds none, so nothing has run"
+        _say(summary.error)
+    status = _status(options, summary)
+    summary.end(status, summary.error)
+    _say(f"parts: {summary.counts()}; {summary.file}")
     return status
 
 
@@ -99,16 +99,8 @@ def _build(options: argparse.Namespace, gpus: list[Gpu]) -> BuildResult:
     return built
 
 
-def _status(options: argparse.Namespace, gpus: list[Gpu], built: BuildResult, ended: list[PartResult]) -> int:
-    if built.failed or any(result.counts_as_failed for result in ended):
+def _status(options: argparse.Namespace, summary: Summary) -> int:
+    failed = summary.build is None or bool(summary.build.failed)
+    if failed or any(result.counts_as_failed for result in summary.ended):
         return FAILED
-    return OK if gpus or options.build_only else NO_GPU
-
-
-def _summary(gpus: list[Gpu], built: BuildResult, ended: list[PartResult], status: int) -> dict[str, Any]:
-    return {
-        "exit_status": status,
-        "gpus": [asdict(gpu) for gpu in gpus],
-        "build": asdict(built),
-        "parts": [asdict(result) for result in ended],
-    }
+    return OK if summary.gpus or options.build_only else NO_GPU

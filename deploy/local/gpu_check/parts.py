@@ -65,7 +65,13 @@ def parts() -> list[Part]:
         _bench("recall", "a step with recall beside the full cache's attention", 40),
         _bench("step", "a whole step of a Llama beside the time of reading what it must", 45),
         _tests("nccl", "the conformance suite over NCCL, on all GPUs", NCCL, 40),
-        _tests("ranks", "2 to 4 ranks on one GPU keep what one rank keeps", SYSTEM, 40, cases=("Ranks",)),
+        _tests(
+            "ranks",
+            "2 to 4 ranks on one GPU keep what one rank keeps; recall as the reference",
+            SYSTEM,
+            40,
+            cases=("DeviceRanks", "DeviceLlama", "DeviceRecall"),
+        ),
         _tests("graph", "a captured step replays to the same result", SYSTEM, 20, cases=("Graph",)),
     ]
 

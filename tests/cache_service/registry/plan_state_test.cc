@@ -408,6 +408,21 @@ TEST(PlanSetsTest, AnEarlySequenceHasNothingDemotedAndSinksComeBeforeRecent) {
   EXPECT_TRUE(sets[0].demoted_ranges().empty());
 }
 
+TEST(PlanSetsTest, ALayerWithARecentOfItsOwnIsSplitThere) {
+  v1::ResolvedBudget budget;
+  budget.set_recent_tokens(2);
+  budget.add_layer_recent_tokens(1);
+  ReportedPlan plan;
+  plan.tokens_seen = 4;
+  for (int layer = 0; layer < 2; ++layer) {
+    plan.sets[{layer, -1}] = {.positions = {0, 1, 2, 3}, .scores = {0, 0, 0, 0}};
+  }
+  const auto sets = SplitSets(plan, budget, {});
+  ASSERT_EQ(sets.size(), 2u);
+  EXPECT_EQ(sets[0].recent_size(), 1);  // its own
+  EXPECT_EQ(sets[1].recent_size(), 2);  // of all
+}
+
 TEST(PlanSetsTest, InScopeKvHeadEachRankAnswersForItsOwnHeads) {
   PlanLayout layout = kLayout;
   layout.per_kv_head = true;

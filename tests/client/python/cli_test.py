@@ -64,6 +64,15 @@ def test_generate_asks_for_the_budget_in_equal_halves(servers: FakeServers) -> N
     assert (policy.policy, policy.heavy_ratio, policy.recent_ratio) == ("h2o", 0.2, 0.2)
 
 
+def test_generate_sends_sinks_decay_and_exposure_and_leaves_scissorhands_its_own_recent(servers: FakeServers) -> None:
+    options = ["--policy", "scissorhands", "--sinks", "0", "--decay", "0.9", "--exposure", "0.5"]
+    assert run("generate", "hi", *options, "--address", servers.address).returncode == 0
+    policy = servers.worker.requests[0].policy
+    assert (policy.heavy_ratio, policy.recent_ratio, policy.recent_tokens) == (0.2, 0, 0)
+    assert (policy.HasField("sink_tokens"), policy.sink_tokens) == (True, 0)
+    assert (policy.decay, policy.exposure) == (0.9, 0.5)
+
+
 def test_generate_asks_for_recall_by_its_preset_and_the_share_of_bytes(servers: FakeServers) -> None:
     for arguments in (["--budget", "0.1"], ["--device-ratio", "0.1", "--recall-tokens", "all"], ["--no-recall"]):
         assert run("generate", "hi", "--policy", "recall", *arguments, "--address", servers.address).returncode == 0

@@ -116,7 +116,7 @@ def test_a_binary_that_is_not_there_is_named(programs: Programs) -> None:
 
 
 def test_a_model_that_is_not_there_is_named(programs: Programs) -> None:
-    with pytest.raises(ServerError, match=r"no\.gguf is not a file"):
+    with pytest.raises(ServerError, match=r"no\.gguf does not exist, want a GGUF file or a folder"):
         LocalServers(LocalOptions(model=Path("no.gguf"))).__enter__()
 
 

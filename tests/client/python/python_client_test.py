@@ -26,7 +26,15 @@ def test_generate_streams_tokens_and_ends_with_the_summary(client: Client) -> No
 def test_generate_sends_what_it_was_given(client: Client, servers: FakeServers) -> None:
     policy = PolicyOptions(policy="h2o", heavy_tokens=5, recent_tokens=3)
     generation = client.generate(
-        "abc", max_new_tokens=1, policy=policy, temperature=0.5, seed=9, ignore_eos=True, tenant="t"
+        "abc",
+        max_new_tokens=1,
+        policy=policy,
+        temperature=0.5,
+        top_p=0.75,
+        top_k=7,
+        seed=9,
+        ignore_eos=True,
+        tenant="t",
     )
     generation.text()
     (request,) = servers.worker.requests
@@ -34,6 +42,7 @@ def test_generate_sends_what_it_was_given(client: Client, servers: FakeServers) 
     assert not request.tokens
     assert request.policy == policy
     assert (request.sampling.temperature, request.sampling.seed) == (0.5, 9)
+    assert (request.sampling.top_p, request.sampling.top_k) == (0.75, 7)
     assert request.ignore_eos
     assert request.tenant == "t"
 

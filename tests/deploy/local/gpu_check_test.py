@@ -15,6 +15,7 @@ from gpu_check.machine import find_gpus
 from gpu_check.pack import MAX_BYTES, PackError, cmake_options, installed_packages, make_pack
 from gpu_check.parts import SANITIZED, TARGETS, Part, parts
 from gpu_check.runner import run_logged
+from gpu_check.summary import Summary
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -250,6 +251,8 @@ def test_without_a_gpu_it_builds_says_so_and_ends_with_2(tmp_path: Path, argumen
     assert ("no GPU" in done.stdout) == (code == 2)
     summary = json.loads((tmp_path / "build/results/summary.json").read_text())
     assert (summary["exit_status"], summary["parts"]) == (code, [])
+    assert summary["not_run"] == [one.name for one in parts()]
+    assert ("no GPU" in summary["error"]) == (code == 2)
 
 
 def test_a_program_that_this_machine_cannot_build_is_named_and_the_others_are_built(tmp_path: Path) -> None:
@@ -291,6 +294,42 @@ def test_what_cannot_be_configured_is_one_message(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert done.stderr == "error: cmake could not configure:\n  no toolkit here\n"
+    summary = json.loads((tmp_path / "build/results/summary.json").read_text())
+    assert (summary["exit_status"], summary["passed"], summary["build"]) == (1, [], None)
+    assert "no toolkit here" in summary["error"]
+
+
+def test_a_machine_without_a_toolkit_is_told_what_to_do(tmp_path: Path) -> None:
+    script(tmp_path / "tools/cmake", "echo 'Could NOT find CUDAToolkit (missing: CUDA_CUDART)'\nexit 1\n")
+    done = subprocess.run(
+        [ROOT / "deploy/local/gpu-check", "--build-dir", tmp_path / "build"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": f"{tmp_path}/tools:/usr/bin:/bin"},
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no CUDA toolkit was found (put nvcc on PATH or set CUDA_HOME)")
+
+
+def test_the_summary_says_after_each_part_what_has_passed_until_then(build: Path) -> None:
+    script(build / "bin/good", report())
+    script(build / "bin/bad", report(code=1))
+    two = [part(name="first", program="good"), part(name="second", program="bad"), part(name="third", program="good")]
+    file = build / "summary.json"
+    summary = Summary(file, [one.name for one in two])
+    seen: list[dict[str, object]] = []
+
+    def done(ended: list[object]) -> None:
+        summary.parts_ended(ended)  # type: ignore[arg-type]
+        seen.append(json.loads(file.read_text()))
+
+    run_parts(two, build, ["good", "bad"], build / "results", time.monotonic() + 60, lambda text: None, done)
+    assert [one["passed"] for one in seen] == [["first"], ["first"], ["first", "third"]]
+    assert [one["failed"] for one in seen] == [[], ["second"], ["second"]]
+    assert [one["not_run"] for one in seen] == [["second", "third"], ["third"], []]
+    assert [one["exit_status"] for one in seen] == [None, None, None]
+    assert summary.counts() == "2 passed, 1 failed"
 
 
 def test_an_unknown_part_is_refused() -> None:

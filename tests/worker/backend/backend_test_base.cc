@@ -72,6 +72,7 @@ AttendOutcome RunAttend(Backend& backend, const AttendCase& attend) {
                      .num_tokens = item.num_tokens,
                      .first_position = item.first_position,
                      .accumulate_gains = true,
+                     .gains = attend.gains,
                      .recall = recalls.back() ? &recalls.back()->view() : nullptr});
     first_token += item.num_tokens;
   }
@@ -134,6 +135,7 @@ AttendOutcome RunPrompt(Backend& backend, const PromptCase& prompt) {
                               .num_tokens = tokens,
                               .first_position = static_cast<Position>(first),
                               .score_from = prompt.score_from,
+                              .gains = prompt.gains,
                               .queries = queries.As<float>(first * row * 4, tokens * row),
                               .out = out.As<float>(first * row * 4, tokens * row),
                               .scratch = scratch.As<std::byte>(),

@@ -45,6 +45,7 @@ struct AttendCase {
   std::vector<Item> items;
   std::vector<float> queries;  // [sum of num_tokens][num_query_heads][head_dim]
   float scale = 0;
+  GainKind gains = GainKind::kProbability;
 
   int64_t num_tokens() const;
   // The item's tokens as a case of their own.
@@ -73,6 +74,7 @@ struct PromptCase {
   std::vector<int64_t> chunks;
   Position score_from = 0;
   float scale = 0;
+  GainKind gains = GainKind::kProbability;
 };
 AttendOutcome RunPrompt(Backend& backend, const PromptCase& prompt);
 PromptCase RandomPromptCase(std::mt19937& rng, const KvShape& shape, int64_t num_tokens);

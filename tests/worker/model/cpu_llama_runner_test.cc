@@ -92,7 +92,8 @@ TEST_P(CpuLlamaRunnerTest, ComputesTheLogitsOfTheTextbookHoweverTheTextIsFed) {
 
 INSTANTIATE_TEST_SUITE_P(All, CpuLlamaRunnerTest,
                          testing::Values(Case{1, true, false, 1}, Case{1, false, true, 2},
-                                         Case{3, true, false, 1}, Case{3, false, true, 1}),
+                                         Case{3, true, false, 1}, Case{3, false, true, 1},
+                                         Case{6, false, false, 1}),
                          [](const auto& info) {
                            return absl::StrCat("Ranks", info.param.ranks,
                                                info.param.tied ? "Tied" : "Untied",
@@ -109,7 +110,7 @@ TEST(CpuLlamaRunnerSplitTest, TwoRanksComputeTheSameWhereTwoDivideTheKvHeads) {
   EXPECT_LT(Error(RunGroup(**group, tokens, 30)[1], model.Logits(tokens)), 1e-5);
 }
 
-TEST(CpuLlamaRunnerSplitTest, RefusesARankCountThatDoesNotDivideTheKvHeadsNamingBoth) {
+TEST(CpuLlamaRunnerSplitTest, RefusesARankCountThatDoesNotFitTheKvHeadsNamingBoth) {
   const auto file = OpenBytes(TinyLlama({}, 1).File());
   const auto group = LlamaGroup::Create(*file, 2, {});
   EXPECT_EQ(group.status().code(), absl::StatusCode::kInvalidArgument);

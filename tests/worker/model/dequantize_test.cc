@@ -11,7 +11,8 @@ namespace heavywater {
 namespace {
 
 TensorType TypeNamed(const std::string& name) {
-  for (const TensorType type : {TensorType::kF16, TensorType::kQ8_0, TensorType::kQ4_1}) {
+  for (uint32_t number = 0; number < 64; ++number) {
+    const auto type = static_cast<TensorType>(number);
     if (TensorTypeName(type) == name) return type;
   }
   ADD_FAILURE() << "unknown type " << name;
@@ -33,7 +34,7 @@ GgufTensor View(TensorType type, int64_t row_elements, const std::string& bytes)
 TEST(DequantizeTest, GivesTheValuesOfTheGgufPackage) {
   std::ifstream stream(HEAVYWATER_SOURCE_DIR "/tests/worker/model/testdata/dequantize_cases.json");
   const nlohmann::json cases = nlohmann::json::parse(stream);
-  ASSERT_EQ(cases.size(), 3u);
+  ASSERT_EQ(cases.size(), 10u) << "all types but F32, in which nothing is decoded";
   for (const auto& entry : cases) {
     const TensorType type = TypeNamed(entry.at("type"));
     const std::string bytes = absl::HexStringToBytes(entry.at("bytes").get<std::string>());

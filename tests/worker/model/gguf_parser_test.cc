@@ -25,11 +25,11 @@ TEST(GgufParserTest, RefusesWhatIsNoGgufFileOfAKnownVersion) {
 
 TEST(GgufParserTest, NamesTheTensorAndTypeThatItCannotRead) {
   GgufWriter writer;
-  writer.RawTensor("blk.0.attn_q.weight", static_cast<TensorType>(12), {256}, std::string(144, 0));
+  writer.RawTensor("blk.0.attn_q.weight", static_cast<TensorType>(10), {256}, std::string(144, 0));
   const auto contents = Parse(writer.Finish());
   EXPECT_EQ(contents.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(contents.status().message(),
-              AllOf(HasSubstr("'blk.0.attn_q.weight'"), HasSubstr("Q4_K"), HasSubstr("Q4_1")));
+              AllOf(HasSubstr("'blk.0.attn_q.weight'"), HasSubstr("Q2_K"), HasSubstr("Q4_1")));
 }
 
 TEST(GgufParserTest, NamesAFieldOrTensorThatOccursTwice) {

@@ -54,6 +54,13 @@ GgufWriter& GgufWriter::Field(std::string_view name, const std::vector<int32_t>&
   return RawField(name, static_cast<uint32_t>(GgufType::kArray), sink.bytes());
 }
 
+GgufWriter& GgufWriter::Field(std::string_view name, const std::vector<float>& numbers) {
+  ByteSink sink;
+  sink.Put(static_cast<uint32_t>(GgufType::kFloat32)).Put<uint64_t>(numbers.size());
+  for (const float number : numbers) sink.Put(number);
+  return RawField(name, static_cast<uint32_t>(GgufType::kArray), sink.bytes());
+}
+
 GgufWriter& GgufWriter::Tensor(std::string_view name, int64_t rows, int64_t cols,
                                const std::vector<float>& values) {
   std::vector<uint64_t> dimensions = {static_cast<uint64_t>(cols)};

@@ -45,6 +45,7 @@ class GgufWriter {
   GgufWriter& Field(std::string_view name, bool flag);
   GgufWriter& Field(std::string_view name, const std::vector<std::string>& texts);
   GgufWriter& Field(std::string_view name, const std::vector<int32_t>& numbers);
+  GgufWriter& Field(std::string_view name, const std::vector<float>& numbers);
   // Any field: its type's number and its bytes as given.
   GgufWriter& RawField(std::string_view name, uint32_t type, std::string_view bytes);
 

@@ -4,9 +4,9 @@
 
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
+#include "worker/model/packed_matmul.h"
 #include "worker/model/rope_angles.h"
 #include "worker/model/sampler.h"
-#include "worker/model/small_matmul.h"
 #include "worker/model/vector_ops.h"
 
 namespace heavywater {
@@ -32,7 +32,26 @@ std::vector<float> Random(size_t size, uint64_t seed) {
   return values;
 }
 
-TEST_P(KernelsTest, SmallMatmulSumsProductsForAnyShape) {
+struct FloatProduct {
+  const float* weights;
+  int64_t rows;
+  int64_t cols;
+  const float* x;
+  int64_t tokens;
+  float* out;
+  int64_t out_stride;
+};
+void Multiply(const FloatProduct& of) {
+  PackedMatmul({.weights = reinterpret_cast<const std::byte*>(of.weights),
+                .rows = of.rows,
+                .cols = of.cols,
+                .x = of.x,
+                .tokens = of.tokens,
+                .out = of.out,
+                .out_stride = of.out_stride});
+}
+
+TEST_P(KernelsTest, MatmulSumsProductsForAnyShape) {
   for (const int64_t cols : {1, 7, 16, 48, 100}) {
     for (const int64_t rows : {1, 3, 8, 13}) {
       for (const int64_t tokens : {1, 2, 3, 4, 6, 9}) {
@@ -40,7 +59,7 @@ TEST_P(KernelsTest, SmallMatmulSumsProductsForAnyShape) {
         const auto x = Random(static_cast<size_t>(tokens * cols), 2);
         const int64_t stride = rows + 2;
         std::vector<float> out(static_cast<size_t>(tokens * stride), -99.0f);
-        SmallMatmul({weights.data(), rows, cols, x.data(), tokens, out.data(), stride});
+        Multiply({weights.data(), rows, cols, x.data(), tokens, out.data(), stride});
         for (int64_t t = 0; t < tokens; ++t) {
           for (int64_t r = 0; r < rows; ++r) {
             double want = 0;
@@ -58,18 +77,17 @@ TEST_P(KernelsTest, SmallMatmulSumsProductsForAnyShape) {
   }
 }
 
-TEST_P(KernelsTest, SmallMatmulGivesATokenTheSameBitsInEveryBatch) {
+TEST_P(KernelsTest, MatmulGivesATokenTheSameBitsInEveryBatch) {
   constexpr int64_t kRows = 37;
   constexpr int64_t kCols = 91;
   const auto weights = Random(kRows * kCols, 3);
   const auto x = Random(11 * kCols, 4);
   std::vector<float> all(11 * kRows);
-  SmallMatmul({weights.data(), kRows, kCols, x.data(), 11, all.data(), kRows});
+  Multiply({weights.data(), kRows, kCols, x.data(), 11, all.data(), kRows});
   for (int64_t first = 0; first < 11; ++first) {
     for (int64_t count = 1; first + count <= 11; ++count) {
       std::vector<float> some(static_cast<size_t>(count * kRows));
-      SmallMatmul(
-          {weights.data(), kRows, kCols, x.data() + first * kCols, count, some.data(), kRows});
+      Multiply({weights.data(), kRows, kCols, x.data() + first * kCols, count, some.data(), kRows});
       ASSERT_TRUE(std::equal(some.begin(), some.end(), all.begin() + first * kRows))
           << count << " tokens from " << first;
     }

@@ -6,7 +6,7 @@
 
 namespace heavywater {
 
-absl::StatusOr<std::unique_ptr<LlamaGroup>> LlamaGroup::Create(const GgufFile& file, int size,
+absl::StatusOr<std::unique_ptr<LlamaGroup>> LlamaGroup::Create(const ModelFile& file, int size,
                                                                const LlamaRunnerOptions& options) {
   auto group = std::make_unique<LlamaGroup>();
   group->comms_ = CreateLocalGroup(size, absl::Seconds(60));

@@ -10,14 +10,14 @@
 #include "worker/backend/backend.h"
 #include "worker/comm/communicator.h"
 #include "worker/model/cpu_llama_runner.h"
-#include "worker/model/gguf_file.h"
+#include "worker/model/model_file.h"
 
 namespace heavywater {
 
 // The ranks of one model, each with a communicator and a backend of its own.
 class LlamaGroup {
  public:
-  static absl::StatusOr<std::unique_ptr<LlamaGroup>> Create(const GgufFile& file, int size,
+  static absl::StatusOr<std::unique_ptr<LlamaGroup>> Create(const ModelFile& file, int size,
                                                             const LlamaRunnerOptions& options);
 
   int size() const { return static_cast<int>(runners_.size()); }

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
 #include "tests/worker/model/llama_group.h"
+#include "worker/model/gguf_file.h"
 
 namespace heavywater {
 namespace {
@@ -85,6 +86,13 @@ class Bench {
   Stream stream_;
 };
 
+// Of all layers' matrices; each takes two operations a token.
+double LayerWeights(const ModelConfig& config) {
+  const double hidden = config.hidden_size;
+  const double heads = 2.0 * (config.num_query_heads + config.num_kv_heads) * config.head_dim;
+  return config.num_layers * hidden * (heads + 3.0 * config.ffn_size);
+}
+
 absl::Status Run(const char* path, int threads) {
   const absl::Time start = absl::Now();
   HW_ASSIGN_OR_RETURN(const auto file, GgufFile::Open(path));
@@ -109,9 +117,7 @@ absl::Status Run(const char* path, int threads) {
     absl::Status status;
     const double seconds = BestSeconds(4, [&] { status.Update(bench.Step(1)); });
     HW_RETURN_IF_ERROR(status);
-    // Two operations a weight and token, without the vocabulary's matrix.
-    const ModelConfig& config = runner.config();
-    const double layers = weight_bytes / 4 - double(config.vocab_size) * config.hidden_size;
+    const double layers = LayerWeights(runner.config());
     std::printf("prompt, chunk %3d: %7.1f tokens/s, %.0f GFLOP/s in the matrices\n",
                 static_cast<int>(chunk), static_cast<double>(chunk) / seconds,
                 2 * layers * static_cast<double>(chunk) / seconds / 1e9);

@@ -29,12 +29,20 @@ TEST(ModelConfigTest, NamesWhatItCannotCompute) {
     return std::string(ReadModelConfig(**OpenGguf(writer.Finish())).status().message());
   };
   EXPECT_THAT(message(GgufWriter().Field("general.architecture", "gpt2")),
-              AllOf(HasSubstr("'general.architecture' is 'gpt2'"), HasSubstr("want 'llama'")));
+              AllOf(HasSubstr("'general.architecture' is 'gpt2'"),
+                    HasSubstr("want one of llama, mistral, qwen2, qwen3")));
   const TinyLlama model({}, 1);
   EXPECT_THAT(message(model.Writer().Field("llama.expert_count", uint32_t{8})),
               HasSubstr("'llama.expert_count' is 8"));
-  EXPECT_THAT(message(model.Writer().Field("llama.rope.scaling.type", "yarn")),
-              HasSubstr("'llama.rope.scaling.type' is 'yarn'"));
+  EXPECT_THAT(message(model.Writer().Field("llama.rope.scaling.type", "longrope")),
+              AllOf(HasSubstr("'llama.rope.scaling.type' is 'longrope'"),
+                    HasSubstr("want one of none, linear, llama3, yarn")));
+  EXPECT_THAT(message(model.Writer().Field("llama.rope.scaling.type", "linear")),
+              HasSubstr("'llama.rope.scaling.factor' is missing"));
+  EXPECT_THAT(message(model.Writer()
+                          .Field("llama.rope.scaling.type", "linear")
+                          .Field("llama.rope.scaling.factor", 0.5f)),
+              HasSubstr("the factor of 'llama.rope.scaling' is 0.5"));
   EXPECT_THAT(message(model.Writer().Field("llama.rope.dimension_count", uint32_t{8})),
               HasSubstr("'llama.rope.dimension_count' is 8, want the head size, 10"));
   EXPECT_THAT(message(model.Writer().Field("llama.vocab_size", uint32_t{99})),
@@ -42,6 +50,25 @@ TEST(ModelConfigTest, NamesWhatItCannotCompute) {
   EXPECT_THAT(message(TinyLlama({.query_heads = 5}, 1).Writer()),
               HasSubstr("'llama.attention.head_count' is 5"));
   EXPECT_THAT(message(TinyLlama({.head_dim = 9}, 1).Writer()), HasSubstr("an even number"));
+}
+
+TEST(ModelConfigTest, ServesNoMorePositionsThanASlidingWindowHas) {
+  const auto context = [](const GgufWriter& writer) {
+    return ReadModelConfig(**OpenGguf(writer.Finish()))->context_length;
+  };
+  const TinyLlama model({}, 1);
+  EXPECT_EQ(context(model.Writer()), 64);
+  EXPECT_EQ(context(model.Writer().Field("llama.attention.sliding_window", uint32_t{40})), 40);
+  EXPECT_EQ(context(model.Writer().Field("llama.attention.sliding_window", uint32_t{400})), 64);
+}
+
+TEST(ModelConfigTest, ReadsRopeScalingAlsoAsOldFilesSayIt) {
+  const TinyLlama model({}, 1);
+  const auto config =
+      ReadModelConfig(**OpenGguf(model.Writer().Field("llama.rope.scale_linear", 4.0f).Finish()));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope_scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(config->rope_scaling.factor, 4);
 }
 
 TEST(ModelFingerprintTest, DiffersWhenAFieldOrATensorDiffers) {

@@ -60,13 +60,33 @@ TEST(RankShardTest, ARankHasTheQueryHeadsThatReadItsKvHeads) {
   EXPECT_EQ(shape.dtype, KvDtype::kFloat32);
 }
 
-TEST(RankShardTest, RefusesSizesThatDoNotDivideTheKvHeadsNamingBoth) {
-  for (const int size : {2, 6, 9}) {
+TEST(RankShardTest, WithMoreRanksThanKvHeadsSeveralShareOne) {
+  int64_t next_query_head = 0;
+  for (int rank = 0; rank < 9; ++rank) {
+    const auto shard = MakeRankShard(SmolLm(), rank, 9);
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    EXPECT_EQ(shard->kv_heads.begin, rank / 3);
+    EXPECT_EQ(shard->kv_heads.size, 1);
+    EXPECT_EQ(shard->query_heads.begin, next_query_head++);
+    EXPECT_EQ(shard->query_heads.size, 1);
+    EXPECT_EQ(shard->ffn.size, rank < 3 ? 192 : 160) << "48 units over 9 ranks";
+  }
+}
+
+TEST(RankShardTest, RefusesSizesThatDoNotFitTheHeadsNamingBoth) {
+  for (const int size : {2, 6, 27}) {
     const auto shard = MakeRankShard(SmolLm(), 0, size);
     EXPECT_EQ(shard.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(shard.status().message(), HasSubstr(std::to_string(size) + " ranks"));
-    EXPECT_THAT(shard.status().message(), HasSubstr("3 KV heads"));
+    EXPECT_THAT(shard.status().message(), HasSubstr("9 query heads"));
   }
+  ModelConfig config = SmolLm();
+  config.num_query_heads = 24;
+  config.num_kv_heads = 6;
+  const auto shard = MakeRankShard(config, 0, 4);
+  EXPECT_EQ(shard.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(shard.status().message(), HasSubstr("4 ranks"));
+  EXPECT_THAT(shard.status().message(), HasSubstr("6 KV heads"));
   EXPECT_FALSE(MakeRankShard(SmolLm(), 3, 3).ok());
   EXPECT_FALSE(MakeRankShard(SmolLm(), -1, 3).ok());
 }

@@ -43,6 +43,62 @@ TEST(SamplerTest, TokensComeAsOftenAsTheirProbabilitySays) {
   }
 }
 
+// How often each token comes in 20,000 draws.
+std::vector<int> Counts(const SamplerOptions& options, const std::vector<float>& logits) {
+  Sampler sampler = *Sampler::Create(options);
+  std::vector<int> counts(logits.size());
+  for (int i = 0; i < 20000; ++i) ++counts[static_cast<size_t>(Draw(sampler, logits))];
+  return counts;
+}
+
+TEST(SamplerTest, TopKLeavesTheLikeliestInTheirProportionTiesToTheLowerToken) {
+  const std::vector<float> logits = {0, std::log(3.0f), -1, 0, -kInfinity};
+  const std::vector<int> counts = Counts({.temperature = 1, .top_k = 2, .seed = 3}, logits);
+  EXPECT_NEAR(counts[1], 15000, 400);
+  EXPECT_EQ(counts[0] + counts[1], 20000) << "token 0 before its equal, 3";
+  EXPECT_EQ(Counts({.temperature = 1, .top_k = 9, .seed = 3}, logits),
+            Counts({.temperature = 1, .seed = 3}, logits));
+}
+
+TEST(SamplerTest, TopPLeavesTheFewestThatHaveTheProbabilityTogether) {
+  // Probabilities .1, .4, .3, .2.
+  const std::vector<float> logits = {std::log(1.0f), std::log(4.0f), std::log(3.0f),
+                                     std::log(2.0f)};
+  const auto seen = [&](double top_p, int top_k) {
+    std::vector<int> tokens;
+    const auto counts =
+        Counts({.temperature = 1, .top_p = top_p, .top_k = top_k, .seed = 3}, logits);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      if (counts[i] > 0) tokens.push_back(static_cast<int>(i));
+    }
+    return tokens;
+  };
+  EXPECT_EQ(seen(0.39, 0), (std::vector<int>{1}));
+  EXPECT_EQ(seen(0.69, 0), (std::vector<int>{1, 2}));
+  EXPECT_EQ(seen(0.71, 0), (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(seen(1e-9, 0), (std::vector<int>{1}));
+  // Of the best three token 1 has 4/9, with token 2 it is 7/9.
+  EXPECT_EQ(seen(0.7, 3), (std::vector<int>{1, 2}));
+  EXPECT_EQ(seen(0.8, 3), (std::vector<int>{1, 2, 3}));
+}
+
+TEST(SamplerTest, LimitsThatLeaveAllDrawTheSameTokensAsNone) {
+  const std::vector<float> logits = {0.3f, 1, -2, 0.7f, 0.7f};
+  Sampler plain = *Sampler::Create({.temperature = 0.8, .seed = 4});
+  Sampler all = *Sampler::Create({.temperature = 0.8, .top_p = 1, .top_k = 5, .seed = 4});
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(Draw(plain, logits), Draw(all, logits));
+}
+
+TEST(SamplerTest, RefusesLimitsThatCannotWorkNamingThem) {
+  const auto message = [](const SamplerOptions& options) {
+    return std::string(Sampler::Create(options).status().message());
+  };
+  EXPECT_THAT(message({.top_p = 0}), HasSubstr("top_p is 0, want above 0 and at most 1"));
+  EXPECT_THAT(message({.top_p = 1.5}), HasSubstr("top_p is 1.5"));
+  EXPECT_THAT(message({.top_p = std::nan("")}), HasSubstr("top_p is nan"));
+  EXPECT_THAT(message({.top_k = -1}), HasSubstr("top_k is -1, want 0 or more"));
+}
+
 TEST(SamplerTest, TheRandomNumbersNeverChange) {
   // SplitMix64's output function; values computed independently (Python).
   EXPECT_EQ(UniformAt(0, 0), 0x1.4e0dba5e9a32fp-1);

@@ -21,6 +21,8 @@ using ::testing::HasSubstr;
 // begins like the other. Token i < 255 is byte i.
 TokenizerSpec SmallSpec() {
   TokenizerSpec spec;
+  spec.model = "gpt2";
+  spec.pre_tokenizer = "smollm";
   for (int byte = 0; byte < 255; ++byte) {
     spec.tokens.emplace_back(ByteToAlphabet(static_cast<unsigned char>(byte)));
   }
@@ -43,16 +45,18 @@ std::vector<int32_t> Encode(const Tokenizer& tokenizer, std::string_view text,
 }
 
 TEST(PreTokenizerTest, CutsAsThePatternSays) {
-  EXPECT_THAT(SplitWords("It's  10 x\n\n y!?"),
+  EXPECT_THAT(SplitWords("It's  10 x\n\n y!?", WordPattern::kSmolLm),
               ElementsAre("It", "'s", "  ", "1", "0", " x", "\n\n", " y", "!?"));
-  EXPECT_THAT(SplitWords("a   b \n"), ElementsAre("a", "  ", " b", " \n"));
-  EXPECT_THAT(SplitWords("\n\nx 'll'x"), ElementsAre("\n", "\n", "x", " '", "ll", "'", "x"));
-  EXPECT_TRUE(SplitWords("").empty());
+  EXPECT_THAT(SplitWords("a   b \n", WordPattern::kSmolLm), ElementsAre("a", "  ", " b", " \n"));
+  EXPECT_THAT(SplitWords("\n\nx 'll'x", WordPattern::kSmolLm),
+              ElementsAre("\n", "\n", "x", " '", "ll", "'", "x"));
+  EXPECT_TRUE(SplitWords("", WordPattern::kSmolLm).empty());
 }
 
 TEST(PreTokenizerTest, KnowsLettersNumbersAndSpacesBeyondAscii) {
-  EXPECT_THAT(SplitWords("é中²٣ x"), ElementsAre("é中", "²", "٣", " x"));
-  EXPECT_THAT(SplitWords("\u00a0\u00a0x"), ElementsAre("\u00a0", "\u00a0", "x"));
+  EXPECT_THAT(SplitWords("é中²٣ x", WordPattern::kSmolLm), ElementsAre("é中", "²", "٣", " x"));
+  EXPECT_THAT(SplitWords("\u00a0\u00a0x", WordPattern::kSmolLm),
+              ElementsAre("\u00a0", "\u00a0", "x"));
 }
 
 TEST(TokenizerTest, MergesTheBestPairFirstAndTheLeftmostOfEquals) {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Policy kAllPolicies[] = {Policy::kFull, Policy::kStreaming, Policy::kH2o, Policy::kSnapKv,
-                                   Policy::kSnapKvH2o};
+constexpr Policy kAllPolicies[] = {Policy::kFull,     Policy::kStreaming, Policy::kH2o,
+                                   Policy::kSnapKv,   Policy::kSnapKvH2o, Policy::kScissorhands,
+                                   Policy::kPyramidKv};
 
 PolicyOptions Explicit(Policy policy, int64_t heavy, int64_t recent, int sinks = 0) {
   PolicyOptions options;
@@ -58,6 +60,8 @@ TEST(PolicyTest, EachPolicyYieldsItsParameters) {
       {Policy::kH2o, 0, 307, 153, 307, 153, PromptScores::kAllQueries, 0, true, true},
       {Policy::kSnapKv, 0, 0, 0, 307, 32, PromptScores::kWindow, 32, false, false},
       {Policy::kSnapKvH2o, 0, 307, 153, 307, 32, PromptScores::kWindow, 32, true, true},
+      {Policy::kScissorhands, 0, 307, 153, 307, 153, PromptScores::kWindow, 400, true, true},
+      {Policy::kPyramidKv, 0, 307, 153, 307, 32, PromptScores::kWindow, 32, true, true},
   };
   for (const Snapshot& want : snapshots) {
     SCOPED_TRACE(std::string(PolicyName(want.policy)));
@@ -244,7 +248,7 @@ TEST(PolicyTest, PresetsAreTheSystemAsOrdered) {
   EXPECT_EQ(ordered.device_ratio, 0);
   const absl::Status status = Preset("recal").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("snapkv_h2o, recall"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("scissorhands, pyramidkv, recall"));
 }
 
 TEST(PolicyTest, TheRecallPresetIsTheTunedSystem) {
@@ -271,8 +275,86 @@ TEST(PolicyTest, RecallWorksWithEveryPolicyThatDemotes) {
     PolicyOptions options;
     options.policy = policy;
     options.recall = {.enabled = true, .all = true, .recall_tokens = 1, .min_share = 0};
-    EXPECT_EQ(ResolveBudget(options, 100).ok(), policy != Policy::kFull) << PolicyName(policy);
+    const bool works = policy != Policy::kFull && policy != Policy::kScissorhands;
+    EXPECT_EQ(ResolveBudget(options, 100).ok(), works) << PolicyName(policy);
   }
+}
+
+std::vector<int64_t> PyramidOf(int num_layers, int64_t budget, int64_t prompt_tokens,
+                               double beta = 20) {
+  PolicyOptions options = Explicit(Policy::kPyramidKv, budget - 40, 40);
+  options.pyramid_beta = beta;
+  const Budget resolved = ResolveBudget(options, prompt_tokens, num_layers).value();
+  std::vector<int64_t> slots;
+  for (int layer = 0; layer < num_layers; ++layer) {
+    const LayerBudget of_layer = resolved.OfLayer(layer);
+    EXPECT_EQ(of_layer.prompt_budget_tokens, of_layer.budget_tokens);
+    EXPECT_GE(of_layer.recent_tokens, 1);
+    EXPECT_LE(of_layer.recent_tokens, of_layer.budget_tokens);
+    slots.push_back(of_layer.budget_tokens);
+  }
+  return slots;
+}
+
+TEST(PyramidKvTest, BudgetsFallLinearlyFromTwiceTheMeanToATwentieth) {
+  // 200 beyond the window of 32: from 390 to 10 in five steps of 95.
+  EXPECT_EQ(PyramidOf(5, 232, 4000), (std::vector<int64_t>{422, 327, 232, 137, 42}));
+  EXPECT_EQ(PyramidOf(5, 232, 4000, /*beta=*/1), std::vector<int64_t>(5, 232));
+}
+
+TEST(PyramidKvTest, TheTotalIsThatOfEqualLayersToTheSlot) {
+  for (int num_layers : {1, 2, 3, 30, 80}) {
+    for (int64_t budget : {41, 50, 97, 307, 1000}) {
+      for (int64_t prompt : {1, 60, 400, 1536}) {
+        const std::vector<int64_t> slots = PyramidOf(num_layers, budget, prompt);
+        EXPECT_EQ(std::accumulate(slots.begin(), slots.end(), int64_t{0}), budget * num_layers)
+            << num_layers << " layers, budget " << budget << ", prompt " << prompt;
+      }
+    }
+  }
+}
+
+TEST(PyramidKvTest, NoLayerGetsMoreThanThePromptHasWhileOthersCouldUseIt) {
+  const std::vector<int64_t> slots = PyramidOf(5, 232, 300);
+  EXPECT_EQ(slots.front(), 300);
+  EXPECT_EQ(slots.back(), 164);
+  EXPECT_EQ(PyramidOf(4, 232, 200), std::vector<int64_t>(4, 232));  // everything stays anyway
+}
+
+TEST(PolicyTest, WhatOnlySomePoliciesKnowIsRefusedByNameElsewhere) {
+  PolicyOptions options = Explicit(Policy::kStreaming, 8, 8);
+  options.exposure = 0.5;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("exposure is 0.5, want 0 with policy streaming"));
+  options.policy = Policy::kH2o;
+  EXPECT_EQ(ErrorOf(options), "");
+  for (const double bad : {-0.1, 4.1, std::nan("")}) {
+    options.exposure = bad;
+    EXPECT_THAT(ErrorOf(options), HasSubstr("exposure is "));
+  }
+  options = Explicit(Policy::kScissorhands, 8, 8);
+  options.decay = 0.9;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("decay is 0.9, want 1 with policy scissorhands"));
+  options.decay = 1.0;
+  options.recall.enabled = true;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("recall is true, want false with policy scissorhands"));
+  options.recall.enabled = false;
+  options.history_window = 600;  // counts of 600 plans for every resident
+  EXPECT_THAT(ErrorOf(options), HasSubstr("history_window is 600, want 1 to 512"));
+  options.plan_interval_steps = 2;
+  EXPECT_EQ(ErrorOf(options), "");
+  options = Explicit(Policy::kPyramidKv, 8, 8);
+  options.pyramid_beta = 0.5;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("pyramid_beta is 0.5, want 1"));
+}
+
+TEST(PolicyTest, ScissorhandsIsAsPublishedAndDropsInBatches) {
+  const PolicyOptions options = *Preset("scissorhands");
+  EXPECT_EQ(options.history_window, 400);
+  EXPECT_EQ(options.recent_tokens, 10);
+  EXPECT_EQ(options.plan_interval_steps, 16);
+  const Budget budget = *ResolveBudget(options, 1536);
+  EXPECT_EQ(budget.gains, GainKind::kPivotal);
+  EXPECT_FALSE(budget.window_votes);
 }
 
 TEST(ReplaceBudgetTest, WhatIsGivenEndsWhatThePresetHasInstead) {

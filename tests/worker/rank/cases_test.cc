@@ -1,5 +1,6 @@
-// CASES A1 to A9: faults that users of comparable systems reported, each with the
-// right value. (A2's selection and A3's arithmetic are also in worker/policy.)
+// CASES A1 to A9 over every policy that the case can happen to: faults that users of comparable
+// systems reported, each with the right value. (A2's selection and A3's arithmetic are also in
+// worker/policy.)
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -29,6 +30,14 @@ std::vector<Position> Between(Position begin, Position end) {
   for (Position p = begin; p < end; ++p) positions.push_back(p);
   return positions;
 }
+
+// Every policy that evicts, in every scope.
+constexpr Policy kBounded[] = {Policy::kStreaming, Policy::kH2o,          Policy::kSnapKv,
+                               Policy::kSnapKvH2o, Policy::kScissorhands, Policy::kPyramidKv};
+constexpr Policy kBoundedInDecode[] = {Policy::kStreaming, Policy::kH2o, Policy::kSnapKvH2o,
+                                       Policy::kScissorhands, Policy::kPyramidKv};
+constexpr Policy kScoring[] = {Policy::kH2o, Policy::kSnapKvH2o, Policy::kScissorhands,
+                               Policy::kPyramidKv};
 
 TestGroupOptions OneLayer() {
   TestGroupOptions options;
@@ -84,8 +93,15 @@ TEST(CasesTest, A1PartialWritesIntoAFullBufferAttendToTheRightPositions) {
 
 // A2: equal scores, or one outsider with the largest: the window stays.
 TEST(CasesTest, A2TheWindowAndTheSinksStayWhenScoresTie) {
-  for (Policy policy : {Policy::kStreaming, Policy::kH2o, Policy::kSnapKv, Policy::kSnapKvH2o}) {
-    TestGroup group(OneLayer());
+  for (Policy policy : kBounded) {
+    TestGroupOptions alike = OneLayer();
+    // Equal keys: every query pays every position it sees the same.
+    alike.rows = [shape = TestShape(alike, 0)](int layer, int32_t token, Position position) {
+      SyntheticRow row = MakeSyntheticRow(shape, /*seed=*/1, layer, token, position);
+      std::fill(row.k.begin(), row.k.end(), 0.5f);
+      return row;
+    };
+    TestGroup group(alike);
     SequenceOptions sequence = TestSequence(policy, Scope::kLayer, 4, 4, 16);
     sequence.policy.window = 4;
     sequence.policy.sink_tokens = 2;
@@ -98,7 +114,7 @@ TEST(CasesTest, A2TheWindowAndTheSinksStayWhenScoresTie) {
 // A3: short inputs, extreme ratios, one layer: sets are never empty, attention
 // stays finite.
 TEST(CasesTest, A3ShortPromptsKeepSomethingAndAttendToIt) {
-  for (Policy policy : {Policy::kStreaming, Policy::kH2o, Policy::kSnapKv, Policy::kSnapKvH2o}) {
+  for (Policy policy : kBounded) {
     for (double ratio : {0.02, 0.2, 1.0}) {
       for (int length : {1, 2, 10}) {
         TestGroup group(OneLayer());
@@ -118,37 +134,42 @@ TEST(CasesTest, A3ShortPromptsKeepSomethingAndAttendToIt) {
 }
 
 // A4: a newcomer starts with score 0 and must not be the first to go.
-TEST(CasesTest, A4NewTokensAreKeptWhileTheyAreRecentAndTheSetMovesOn) {
-  for (int recent : {1, 5}) {
-    TestGroup group(OneLayer());
-    ASSERT_TRUE(
-        group
-            .OpenAndRunPrompt(1, TestSequence(Policy::kH2o, Scope::kLayer, 14 - recent, recent, 14),
-                              TestTokens(0, 14))
-            .ok());
-    const std::vector<Position> at_first = Positions(group.Sets(1, 0)[0]);
-    for (int step = 0; step < 43; ++step) {
-      const Position position = 14 + step;
-      ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, position)}}).ok());
-      const Ledger set = group.Sets(1, 0)[0];
-      EXPECT_EQ(set.size(), 14u);
-      for (int i = 0; i < recent; ++i) EXPECT_TRUE(set.contains(position - i));
-      // It was attended in its own step: nothing else gives it a score.
+void ExpectTheSetToMoveOn(Policy policy, Scope scope, int recent) {
+  SCOPED_TRACE(std::string(PolicyName(policy)));
+  TestGroup group(OneLayer());
+  const SequenceOptions sequence = TestSequence(policy, scope, 14 - recent, recent, 14);
+  ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, 14)).ok());
+  const std::vector<Position> at_first = Positions(group.Sets(1, 0)[0]);
+  for (int step = 0; step < 43; ++step) {
+    const Position position = 14 + step;
+    ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, position)}}).ok());
+    const Ledger set = group.Sets(1, 0)[0];
+    EXPECT_EQ(set.size(), 14u);
+    for (int i = 0; i < recent; ++i) EXPECT_TRUE(set.contains(position - i));
+    // It was attended in its own step: nothing else gives it a score.
+    const bool counts = policy == Policy::kScissorhands;  // it need not have been pivotal
+    if (policy != Policy::kStreaming && !counts) {
       EXPECT_GT(set.at(position), 0);
     }
-    EXPECT_NE(Positions(group.Sets(1, 0)[0]), at_first);
+  }
+  EXPECT_NE(Positions(group.Sets(1, 0)[0]), at_first);
+}
+
+TEST(CasesTest, A4NewTokensAreKeptWhileTheyAreRecentAndTheSetMovesOn) {
+  for (Policy policy : kBoundedInDecode) {
+    for (Scope scope : {Scope::kLayer, Scope::kKvHead}) {
+      for (int recent : {1, 5}) ExpectTheSetToMoveOn(policy, scope, recent);
+    }
   }
 }
 
 // A5: the next position follows from the tokens seen, not from those kept.
-TEST(CasesTest, A5TokensSeenAndResidentAreSeparateAndKeysKeepTheirPositions) {
+void ExpectTwoCounters(Policy policy) {
+  SCOPED_TRACE(std::string(PolicyName(policy)));
   TestGroup group(OneLayer());
-  ASSERT_TRUE(group
-                  .OpenAndRunPrompt(1,
-                                    TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 64, 64, 1,
-                                                 /*more_tokens=*/299),
-                                    TestTokens(0, 1))
-                  .ok());
+  const SequenceOptions sequence =
+      TestSequence(policy, Scope::kLayer, 64, 64, 1, /*more_tokens=*/299);
+  ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, 1)).ok());
   for (int i = 1; i < 300; ++i) ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, i)}}).ok());
   const SequenceStats stats = *group.cache().Stats(1);
   EXPECT_EQ(stats.tokens_seen, 300);
@@ -167,14 +188,19 @@ TEST(CasesTest, A5TokensSeenAndResidentAreSeparateAndKeysKeepTheirPositions) {
   }
 }
 
+TEST(CasesTest, A5TokensSeenAndResidentAreSeparateAndKeysKeepTheirPositions) {
+  for (Policy policy : kBoundedInDecode) ExpectTwoCounters(policy);
+}
+
 // A6: the prompt attends to all of itself whatever the budget; eviction takes
 // effect afterwards.
-TEST(CasesTest, A6TheBudgetDoesNotChangeWhatThePromptAttendsTo) {
+void ExpectThePromptToAttendToItself(Policy policy) {
+  SCOPED_TRACE(std::string(PolicyName(policy)));
   std::vector<std::vector<float>> first;
   for (int budget : {4096, 60, 50, 40, 32}) {
     TestGroup group(OneLayer());
     const SequenceOptions sequence =
-        TestSequence(Policy::kH2o, Scope::kLayer, budget / 2, budget / 2, 96);
+        TestSequence(policy, Scope::kLayer, budget / 2, budget / 2, 96);
     PlainSequence plain(group, sequence.policy);
     const std::vector<int32_t> tokens = TestTokens(0, 96);
     ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, tokens).ok());
@@ -190,9 +216,14 @@ TEST(CasesTest, A6TheBudgetDoesNotChangeWhatThePromptAttendsTo) {
   }
 }
 
+TEST(CasesTest, A6TheBudgetDoesNotChangeWhatThePromptAttendsTo) {
+  for (Policy policy : kBounded) ExpectThePromptToAttendToItself(policy);
+}
+
 // A7: scores of one sequence never mix with another's in the batch.
-TEST(CasesTest, A7ASequenceIsTheSameAloneAndBesideAVeryDifferentOne) {
-  const SequenceOptions x = TestSequence(Policy::kH2o, Scope::kLayer, 24, 100, 124);
+void ExpectTheSameAloneAndBatched(Policy policy) {
+  SCOPED_TRACE(std::string(PolicyName(policy)));
+  const SequenceOptions x = TestSequence(policy, Scope::kLayer, 24, 100, 124);
   std::vector<std::vector<Ledger>> alone;
   for (const bool batched : {false, true}) {
     TestGroup group(OneLayer());
@@ -215,15 +246,21 @@ TEST(CasesTest, A7ASequenceIsTheSameAloneAndBesideAVeryDifferentOne) {
   }
 }
 
+TEST(CasesTest, A7ASequenceIsTheSameAloneAndBesideAVeryDifferentOne) {
+  for (Policy policy : kBounded) ExpectTheSameAloneAndBatched(policy);
+}
+
 // A8: one set per KV head, scored by the sum over its query heads; KV is stored
 // once for the group.
-TEST(CasesTest, A8GroupedHeadsShareASetAndItsBytes) {
+void ExpectOneSetForAGroup(Policy policy) {
+  SCOPED_TRACE(std::string(PolicyName(policy)));
   TestGroupOptions options = OneLayer();
   options.query_heads = 8;
   options.kv_heads = 2;
   options.dtype = KvDtype::kBFloat16;
   TestGroup group(options);
-  SequenceOptions sequence = TestSequence(Policy::kH2o, Scope::kKvHead, 8, 8, 64);
+  SequenceOptions sequence = TestSequence(policy, Scope::kKvHead, 8, 8, 64);
+  sequence.policy.window = 8;
   PlainSequence plain(group, sequence.policy);
   ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, 64)).ok());
   plain.Prompt(TestTokens(0, 64));
@@ -235,6 +272,10 @@ TEST(CasesTest, A8GroupedHeadsShareASetAndItsBytes) {
   EXPECT_EQ(group.cache().memory().gauge(MemoryKind::kSlots).current_bytes, kv_bytes);
   const int64_t tables = 2 * slots * 4 + (2 + 2) * slots * 8;
   EXPECT_EQ(group.cache().Stats(1)->device_bytes, kv_bytes + tables);
+}
+
+TEST(CasesTest, A8GroupedHeadsShareASetAndItsBytes) {
+  for (Policy policy : kScoring) ExpectOneSetForAGroup(policy);
 }
 
 // A9: exact ties at the cut, half of all scores equal.

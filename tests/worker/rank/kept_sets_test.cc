@@ -1,6 +1,7 @@
 // Kept sets equal the plain reference on identical Q, K and V: every policy,
 // both scopes, grouped heads, several ranks, ragged batches.
 #include <cstdio>
+#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
@@ -20,8 +21,11 @@ int Between(std::mt19937& random, int low, int high) {
   return low + static_cast<int>(random() % (high - low + 1));
 }
 
-constexpr Policy kPolicies[] = {Policy::kFull, Policy::kStreaming, Policy::kH2o, Policy::kSnapKv,
-                                Policy::kSnapKvH2o};
+constexpr Policy kPolicies[] = {Policy::kFull,     Policy::kStreaming, Policy::kH2o,
+                                Policy::kSnapKv,   Policy::kSnapKvH2o, Policy::kScissorhands,
+                                Policy::kPyramidKv};
+constexpr uint32_t kNumPolicies = std::size(kPolicies);
+constexpr uint32_t kCases = 280;  // each policy in each scope 20 times
 
 TestGroupOptions RandomGroup(std::mt19937& random) {
   TestGroupOptions options;
@@ -50,7 +54,13 @@ SequenceOptions RandomSequence(std::mt19937& random, Policy policy, Scope scope)
   options.policy.pooling = static_cast<Pooling>(random() % 3);
   options.policy.pool_kernel = Pick(random, {1, 5, 7});
   options.policy.plan_interval_steps = Pick(random, {1, 1, 2, 5});
-  options.policy.decay = random() % 2 == 0 ? 1.0 : 0.9;
+  const bool counts = policy == Policy::kScissorhands;
+  options.policy.decay = counts || random() % 2 == 0 ? 1.0 : 0.9;
+  options.policy.history_window = Pick(random, {3, 8, 400});
+  options.policy.pyramid_beta = Pick(random, {1, 3, 20});
+  const bool adds =
+      policy == Policy::kH2o || policy == Policy::kSnapKvH2o || policy == Policy::kPyramidKv;
+  if (adds && random() % 3 == 0) options.policy.exposure = Pick(random, {1, 2, 4}) / 4.0;
   return options;
 }
 
@@ -64,8 +74,8 @@ class Case {
     TestGroupOptions options = RandomGroup(random_);
     options.cpu_backend = cpu_backend;
     group_ = std::make_unique<TestGroup>(options);
-    policy_ = kPolicies[seed % 5];
-    scope_ = seed / 5 % 2 == 0 ? Scope::kLayer : Scope::kKvHead;
+    policy_ = kPolicies[seed % kNumPolicies];
+    scope_ = seed / kNumPolicies % 2 == 0 ? Scope::kLayer : Scope::kKvHead;
   }
 
   TestGroup& group() { return *group_; }
@@ -116,8 +126,8 @@ class Case {
   std::vector<PlainSequence> plain_;
 };
 
-TEST(KeptSetsTest, EqualThePlainReferenceIn200RandomCases) {
-  for (uint32_t seed = 0; seed < 200; ++seed) {
+TEST(KeptSetsTest, EqualThePlainReferenceIn280RandomCases) {
+  for (uint32_t seed = 0; seed < kCases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Case random_case(seed);
     random_case.Join();
@@ -136,7 +146,7 @@ TEST(KeptSetsTest, OfTheCpuBackendDifferOnlyNearTheCut) {
   int64_t different = 0;
   int64_t at_prompts_end = 0;
   int64_t slots_at_prompts_end = 0;
-  for (uint32_t seed = 0; seed < 200; ++seed) {
+  for (uint32_t seed = 0; seed < kCases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Case random_case(seed, /*cpu_backend=*/true);
     const auto count = [&random_case] {

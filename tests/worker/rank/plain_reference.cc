@@ -18,10 +18,13 @@ double Stored(float value, KvDtype dtype) {
                                      : Float16ToFloat(FloatToFloat16(value));
 }
 
-int64_t Fixed(double probability) { return std::llrint(probability * 4294967296.0); }
-
-bool Votes(Policy policy) { return policy == Policy::kSnapKv || policy == Policy::kSnapKvH2o; }
-bool AddsScores(Policy policy) { return policy == Policy::kH2o || policy == Policy::kSnapKvH2o; }
+bool Votes(Policy policy) {
+  return policy == Policy::kSnapKv || policy == Policy::kSnapKvH2o || policy == Policy::kPyramidKv;
+}
+bool AddsScores(Policy policy) {
+  return policy == Policy::kH2o || policy == Policy::kSnapKvH2o || policy == Policy::kPyramidKv ||
+         policy == Policy::kScissorhands;
+}
 bool Evicts(Policy policy) { return AddsScores(policy) || policy == Policy::kStreaming; }
 
 // Sum (the average's order) or maximum over the neighbours; outside counts as 0.
@@ -43,24 +46,6 @@ Ledger Pooled(const std::vector<int64_t>& votes, Pooling pooling, int kernel) {
 }
 
 }  // namespace
-
-PlainPolicy PlainPolicyOf(const PolicyOptions& options) {
-  HW_CHECK(options.heavy_tokens > 0 && options.recent_tokens > 0);
-  return {.policy = options.policy,
-          .scope = options.scope,
-          .budget_tokens = options.heavy_tokens + options.recent_tokens,
-          .recent_tokens = options.policy == Policy::kStreaming
-                               ? options.heavy_tokens + options.recent_tokens - options.sink_tokens
-                               : options.recent_tokens,
-          .sink_tokens = options.sink_tokens,
-          .window = options.window,
-          .pooling = options.pooling,
-          .pool_kernel = options.pool_kernel,
-          .plan_interval_steps = options.plan_interval_steps,
-          .decay = options.decay,
-          .pooled_seeds = options.pooled_seeds,
-          .recall = options.recall};
-}
 
 void PlainLayer::Remember(std::span<const float> k, std::span<const float> v) {
   const size_t width = static_cast<size_t>(shape_.num_kv_heads) * shape_.head_dim;
@@ -133,14 +118,20 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
                                                      .page_tokens = shape_.page_tokens}));
   Observe(q);
 
-  const int64_t window = std::min(policy_.window, prompt_tokens_);
+  TakePyramidBudget();
+  at_prompt_.resize(num_sets);
+  plans_.resize(num_sets);
+  const int64_t window =
+      std::min(counts_pivotal() ? policy_.history_window : policy_.window, prompt_tokens_);
+  if (policy_.policy != Policy::kH2o) first_scored_ = prompt_tokens_ - window;
   std::vector<std::vector<int64_t>> sums(num_sets, std::vector<int64_t>(prompt_tokens_));
   std::vector<float> out(q.size());
   std::vector<Position> visible;
   for (int64_t t = 0; t < prompt_tokens_; ++t) {
     visible.push_back(static_cast<Position>(t));
     const bool counts =
-        policy_.policy == Policy::kH2o || (Votes(policy_.policy) && t >= prompt_tokens_ - window);
+        policy_.policy == Policy::kH2o ||
+        ((Votes(policy_.policy) || counts_pivotal()) && t >= prompt_tokens_ - window);
     for (int head = 0; head < shape_.num_query_heads; ++head) {
       const int kv_head = head / (shape_.num_query_heads / shape_.num_kv_heads);
       const size_t row = (t * shape_.num_query_heads + head) * shape_.head_dim;
@@ -148,7 +139,7 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
           AttendHead(q.subspan(row, shape_.head_dim), kv_head, visible,
                      std::span(out).subspan(row, shape_.head_dim));
       for (size_t p = 0; counts && p < visible.size(); ++p) {
-        sums[SetOf(kv_head)][p] += Fixed(probabilities[p]);
+        sums[SetOf(kv_head)][p] += Given(probabilities[p], t);
       }
     }
   }
@@ -170,6 +161,7 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
       for (Position p = 0; p < prompt_tokens_; ++p) ranking.try_emplace(p, 0);
       recent = std::min(window, policy_.budget_tokens - policy_.sink_tokens);
     }
+    if (counts_pivotal()) at_prompt_[set] = sets_[set];
     Choose(set, ranking, recent);
   }
   Sketch();
@@ -214,7 +206,7 @@ std::vector<float> PlainLayer::Append(std::span<const float> q, std::span<const 
                        std::span(out).subspan(at, shape_.head_dim));
         for (size_t i = 0; i < visible.size(); ++i) {
           Ledger& gains = residents.contains(visible[i]) ? gains_[SetOf(kv_head)] : fresh_[kv_head];
-          gains[visible[i]] += Fixed(probabilities[i]);
+          gains[visible[i]] += Given(probabilities[i], t);
         }
       }
     }
@@ -329,8 +321,9 @@ void PlainLayer::Plan() {
     fresh_[head].clear();
   }
   for (size_t set = 0; set < sets_.size(); ++set) {
+    if (counts_pivotal()) CountHistory(static_cast<int>(set));
     for (auto& [position, score] : sets_[set]) {
-      if (!AddsScores(policy_.policy)) continue;
+      if (!AddsScores(policy_.policy) || counts_pivotal()) continue;
       score = std::llrint(static_cast<double>(score) * decay) + gains_[set][position];
     }
     gains_[set].clear();
@@ -345,8 +338,15 @@ void PlainLayer::Plan() {
 }
 
 // Leaves sinks, the last `recent` positions, and the best of the rest.
-void PlainLayer::Choose(int set, const Ledger& ranking, int64_t recent) {
+void PlainLayer::Choose(int set, Ledger ranking, int64_t recent) {
   choices_[set] = PlainChoice();
+  if (policy_.exposure > 0 && (tokens_seen() > prompt_tokens_ || !Votes(policy_.policy))) {
+    for (auto& [position, score] : ranking) {
+      const auto queries =
+          static_cast<double>(tokens_seen() - std::max<int64_t>(position, first_scored_));
+      score = std::llrint(static_cast<double>(score) / std::pow(queries, policy_.exposure));
+    }
+  }
   if (static_cast<int64_t>(ranking.size()) <= policy_.budget_tokens) return;
   std::vector<std::pair<int64_t, Position>> rest;  // (-score, position): best first
   int64_t room = policy_.budget_tokens;

@@ -29,10 +29,15 @@ struct PlainPolicy {
   int plan_interval_steps = 1;
   double decay = 1.0;
   bool pooled_seeds = false;
+  double exposure = 0;
+  int64_t history_window = 400;
+  double pyramid_beta = 20;
+  int layer = 0;  // of num_layers: their budgets differ with pyramidkv
+  int num_layers = 1;
   RecallOptions recall;
 };
 // From options that give their budget in tokens.
-PlainPolicy PlainPolicyOf(const PolicyOptions& options);
+PlainPolicy PlainPolicyOf(const PolicyOptions& options, int layer = 0, int num_layers = 1);
 
 // All heads of a layer, however many ranks share them.
 struct PlainShape {
@@ -76,6 +81,7 @@ class PlainLayer {
   int64_t tokens_seen() const { return static_cast<int64_t>(keys_.size()); }
   const std::vector<Ledger>& sets() const { return sets_; }             // one, or one per KV head
   const std::vector<PlainChoice>& choices() const { return choices_; }  // likewise
+  bool counts_pivotal() const { return policy_.policy == Policy::kScissorhands; }
 
  private:
   using Rows = std::vector<double>;  // [num_kv_heads][head_dim] of one position
@@ -102,16 +108,22 @@ class PlainLayer {
   std::vector<double> AttendHead(std::span<const float> query, int kv_head,
                                  const std::vector<Position>& positions,
                                  std::span<float> out) const;
-  void Choose(int set, const Ledger& ranking, int64_t recent);
+  void Choose(int set, Ledger ranking, int64_t recent);
+  void TakePyramidBudget();
+  int64_t Given(double probability, int64_t query) const;
+  void CountHistory(int set);
   void Plan();
 
   const PlainShape shape_;
-  const PlainPolicy policy_;
+  PlainPolicy policy_;
   std::vector<Rows> keys_;  // [position]
   std::vector<Rows> values_;
   std::vector<Ledger> sets_;
   std::vector<Ledger> gains_;  // since the last plan
   std::vector<PlainChoice> choices_;
+  std::vector<Ledger> at_prompt_;  // by set, scissorhands: counts when the prompt ended
+  std::vector<std::vector<std::pair<int64_t, Ledger>>> plans_;  // by set: queries, counts
+  int64_t first_scored_ = 0;  // the first query whose attention counts
   PlainHostMemory host_;
   std::vector<std::map<Position, Demoted>> demoted_;  // by set
   std::vector<Ledger> unreported_;                    // gains of demoted positions, by KV head

@@ -37,9 +37,12 @@ std::string CompareSet(const Ledger& got, const Ledger& want, int64_t tolerance)
 }  // namespace
 
 PlainSequence::PlainSequence(const TestGroup& group, const PolicyOptions& policy)
-    : group_(group),
-      layers_(group.options().num_layers, PlainLayer(group.plain_shape(), PlainPolicyOf(policy))),
-      last_out_(group.options().num_layers) {}
+    : group_(group), last_out_(group.options().num_layers) {
+  for (int layer = 0; layer < group.options().num_layers; ++layer) {
+    layers_.emplace_back(group.plain_shape(),
+                         PlainPolicyOf(policy, layer, group.options().num_layers));
+  }
+}
 
 void PlainSequence::Prompt(const std::vector<int32_t>& tokens) {
   last_tokens_ = tokens;
@@ -121,7 +124,9 @@ int64_t PlainSequence::CountDifferentNearTheCut(TestGroup& group, SequenceId seq
         if (layers_[layer].sets()[set].contains(position)) continue;
         const auto ranked = choice.ranking.find(position);
         if (ranked == choice.ranking.end()) return -1;
-        if (std::abs(static_cast<double>(ranked->second) - cut) > 1e-4 * cut) return -1;
+        // A probability next to the threshold is pivotal for one and not for the other.
+        const double tolerance = layers_[layer].counts_pivotal() ? 4294967296.0 : 1e-4 * cut;
+        if (std::abs(static_cast<double>(ranked->second) - cut) > tolerance) return -1;
         ++different;
       }
     }

@@ -53,12 +53,38 @@ TEST(PolicyProtoTest, EveryOptionOfRecallSurvivesTheWayToOtherRanks) {
   EXPECT_EQ(received->recent_tokens, 32);
 }
 
+TEST(PolicyProtoTest, WhatSomePoliciesAloneHaveSurvivesTheWayAndIsReported) {
+  v1::PolicyOptions proto;
+  proto.set_policy("pyramidkv");
+  proto.set_exposure(0.5);
+  proto.set_pyramid_beta(3);
+  const PolicyOptions pyramid = *PolicyFromProto(PolicyToProto(*PolicyFromProto(proto)));
+  EXPECT_EQ(pyramid.exposure, 0.5);
+  EXPECT_EQ(pyramid.pyramid_beta, 3);
+  const v1::ResolvedBudget budget =
+      BudgetToProto(pyramid, *ResolveBudget(pyramid, 4000, /*num_layers=*/4));
+  EXPECT_EQ(budget.exposure(), 0.5);
+  EXPECT_EQ(budget.pyramid_beta(), 3);
+  EXPECT_EQ(budget.history_window(), 0);
+  ASSERT_EQ(budget.layer_budget_tokens_size(), 4);
+  EXPECT_GT(budget.layer_budget_tokens(0), budget.layer_budget_tokens(3));
+  EXPECT_EQ(budget.layer_recent_tokens_size(), 4);
+
+  proto.Clear();
+  proto.set_policy("scissorhands");
+  proto.set_history_window(123);
+  const PolicyOptions counts = *PolicyFromProto(PolicyToProto(*PolicyFromProto(proto)));
+  EXPECT_EQ(counts.history_window, 123);
+  EXPECT_EQ(counts.recent_tokens, 10);
+  EXPECT_EQ(BudgetToProto(counts, *ResolveBudget(counts, 1000)).history_window(), 123);
+}
+
 TEST(PolicyProtoTest, ThePresetsTravelUnchanged) {
-  for (const char* name : {"recall", "snapkv_h2o"}) {
+  for (const char* name : {"recall", "snapkv_h2o", "scissorhands", "pyramidkv"}) {
     v1::PolicyOptions proto;
     proto.set_policy(name);
     const v1::PolicyOptions sent = PolicyToProto(*PolicyFromProto(proto));
-    EXPECT_EQ(sent.policy(), "snapkv_h2o");
+    EXPECT_EQ(sent.policy(), std::string(name) == "recall" ? "snapkv_h2o" : name);
     EXPECT_EQ(sent.recall(), std::string(name) == "recall");
     EXPECT_EQ(sent.device_ratio(), sent.recall() ? 0.2 : 0);
     EXPECT_EQ(sent.pooled_seeds(), sent.recall());

@@ -190,7 +190,7 @@ TEST(MemoryPlanTest, WhatCannotBeIsRefusedByName) {
       {[](Deployment& d) { d.page_tokens = 0; }, "page_tokens is 0"},
       {[](Deployment& d) { d.max_step_tokens = 0; }, "max_step_tokens is 0"},
       {[](Deployment& d) { d.world_size = 3; },
-       "3 ranks, want a divisor of the model's 8 KV heads"},
+       "3 ranks, want a divisor of the model's 32 query heads"},
       {[](Deployment& d) { d.policy.recall.sketch_channels = 12; }, "sketch_channels is 12"},
       {[](Deployment& d) { d.model.num_layers = 1 << 20; }, "of all sequences, in bytes, is"},
   };

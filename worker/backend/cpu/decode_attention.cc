@@ -11,6 +11,7 @@
 #include "cache_service/base/check.h"
 #include "worker/backend/cpu/scratch.h"
 #include "worker/backend/host_memory.h"
+#include "worker/backend/pivotal.h"
 
 namespace heavywater {
 namespace {
@@ -333,14 +334,24 @@ void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, U
 void DecodeAttention::AddGains(const Unit& unit, const std::vector<double>& factors) {
   const LayerView& layer = unit.item->layer;
   int64_t* gains = layer.gains.device_address() + unit.kv_head * layer.capacity;
+  double thresholds[kMaxQueryRows] = {};
+  for (int row = 0; row < unit.num_rows; ++row) {
+    thresholds[row] = PivotalThreshold(unit.scratch->rows.positions[row]);
+  }
   // Units of more queries than fit one share the KV head's gains.
   MutexLock lock(&gains_mutex_);
   for (int64_t first = 0; first < layer.used; first += kSlotBlock) {
     const int64_t block = first / kSlotBlock;
     const BlockResult& result = unit.scratch->results[block];
-    kernels_.add_gains(result.weights, result.weights_stride,
-                       factors.data() + block * kMaxQueryRows, unit.num_rows,
-                       std::min<int64_t>(layer.used - first, kSlotBlock), gains + first);
+    const double* of_block = factors.data() + block * kMaxQueryRows;
+    const int64_t count = std::min<int64_t>(layer.used - first, kSlotBlock);
+    if (unit.item->gains == GainKind::kPivotal) {
+      CountPivotal(result.weights, result.weights_stride, of_block, thresholds, unit.num_rows,
+                   count, gains + first);
+    } else {
+      kernels_.add_gains(result.weights, result.weights_stride, of_block, unit.num_rows, count,
+                         gains + first);
+    }
   }
 }
 

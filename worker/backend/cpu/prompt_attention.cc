@@ -133,6 +133,7 @@ void PromptAttention::AttendTile(const KvShape& shape, const PromptParams& param
   tile.weights = scratch.weights;
   tile.out = scratch.out;
   tile.gains = scratch.gains;
+  tile.counts_pivotal = params.gains == GainKind::kPivotal;
   kernels_.attend_tile(packed_, tile);
   for (int row = 0; row < tile.num_rows; ++row) {
     std::copy_n(tile.out + row * padded, shape.head_dim,

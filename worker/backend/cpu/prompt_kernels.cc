@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "worker/backend/pivotal.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/backend/cpu/prompt_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -158,6 +160,20 @@ void TileValues(const PackedKv& kv, const PromptTile& tile, int64_t num_keys) {
   }
 }
 
+// factors[r]: of the rows that add to the gains; 0 for the others.
+void AddGains(const PromptTile& tile, const double* factors, int64_t visible) {
+  if (!tile.counts_pivotal) {
+    return AddFixedPointGains(tile.weights, tile.weights_stride, factors, tile.num_rows, visible,
+                              tile.gains);
+  }
+  double thresholds[kTileRows];
+  for (int row = 0; row < tile.num_rows; ++row) {
+    thresholds[row] = PivotalThreshold(tile.visible[row] - 1);
+  }
+  CountPivotal(tile.weights, tile.weights_stride, factors, thresholds, tile.num_rows, visible,
+               tile.gains);
+}
+
 void AttendTile(const PackedKv& kv, const PromptTile& tile) {
   const int64_t visible = tile.visible[tile.num_rows - 1];
   const int64_t num_keys = RoundUpToPanel(visible);
@@ -185,8 +201,7 @@ void AttendTile(const PackedKv& kv, const PromptTile& tile) {
       hn::StoreU(hn::Mul(factor, hn::LoadU(kFloats, out + i)), kFloats, out + i);
     }
   }
-  if (!any_scored) return;
-  AddFixedPointGains(tile.weights, tile.weights_stride, scored, tile.num_rows, visible, tile.gains);
+  if (any_scored) AddGains(tile, scored, visible);
 }
 
 }  // namespace

@@ -32,7 +32,9 @@ struct PromptTile {
   const float* queries = nullptr;  // [head_dim][kTileRows], scaled; rows beyond num_rows are 0
   int num_rows = 0;
   int64_t visible[kTileRows] = {};  // row r sees keys [0, visible[r]), ascending in r, >= 1
-  bool scored[kTileRows] = {};      // rows that add to the gains
+  bool scored[kTileRows] = {};      // rows that add to the gains:
+  bool counts_pivotal = false;      // how often above the threshold of visible - 1; else
+                                    // probabilities
   // Results and workspace.
   float* weights = nullptr;  // [kTileRows][weights_stride]
   int64_t weights_stride = 0;

@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "worker/backend/cuda/attend.h"
+#include "worker/backend/cuda/attend_parts.h"
 #include "worker/backend/cuda/launch.h"
-#include "worker/backend/cuda/warp_reduce.h"
 #include "worker/backend/cuda/wave_token.h"
 
 namespace heavywater::cuda {
@@ -15,49 +15,8 @@ constexpr int kRowWarps = kRowThreads / kWarp;
 constexpr int kMaxChannelsPerLane = 8;  // head sizes up to 256
 constexpr int kGainThreads = kSplitSlots / 4;
 
-__device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x) % kWarp; }
-
-// What brings a part's weights to probabilities, or to shares of the total.
-__device__ __forceinline__ double Factor(const SplitSum& part, const SplitSum& total) {
-  if (part.maximum == -INFINITY) return 0;
-  return exp(static_cast<double>(part.maximum) - static_cast<double>(total.maximum)) / total.sum;
-}
-
-// The partial results of one row, read by a warp.
-struct RowParts {
-  const SplitSum* sums;
-  int num_splits;  // of the token's slots
-  int num_parts;   // with the picks, if it has recall
-  int picks;       // their index in sums and outs
-
-  __device__ __forceinline__ int Index(int part) const { return part < num_splits ? part : picks; }
-  __device__ __forceinline__ SplitSum Sum(int part) const { return Load(sums + Index(part)); }
-
-  // Two passes over a few bytes; the order depends on the number of parts only.
-  __device__ SplitSum Total() const {
-    SplitSum total = {0, -INFINITY, 0};
-    for (int part = Lane(); part < num_parts; part += kWarp) {
-      total.maximum = fmaxf(total.maximum, Sum(part).maximum);
-    }
-    total.maximum = WarpMax(total.maximum);
-    for (int part = Lane(); part < num_parts; part += kWarp) {
-      const SplitSum sum = Sum(part);
-      total.sum += Factor(sum, {1, total.maximum, 0}) * sum.sum;
-    }
-    total.sum = WarpSum(total.sum);
-    return total;
-  }
-};
-
 __device__ __forceinline__ int64_t RowOfWarp() {
   return static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-}
-
-__device__ __forceinline__ RowParts PartsOfRow(const WaveScratch& scratch, int64_t row, int used,
-                                               bool picks) {
-  const int num_splits = NumSplits(used);
-  return {scratch.sums + row * (scratch.splits + 1), num_splits, num_splits + (picks ? 1 : 0),
-          scratch.splits};
 }
 
 __global__ void __launch_bounds__(kRowThreads)
@@ -67,7 +26,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const WaveToken& token = tokens[row / shape.num_query_heads];
   const int used = Load(&token.used);
   const SplitSum total = PartsOfRow(scratch, row, used, /*picks=*/false).Total();
-  if (Lane() == 0) Store(scratch.totals + row, total);
+  if (LaneOfWarp() == 0) Store(scratch.totals + row, total);
 }
 
 // A lane's channels, four at a time.
@@ -79,7 +38,7 @@ __device__ __forceinline__ void AddScaled(const float* from, int head_dim, float
                                           LaneOut& out) {
 #pragma unroll
   for (int i = 0; i < kMaxChannelsPerLane / 4; ++i) {
-    const int channel = (i * kWarp + Lane()) * 4;
+    const int channel = (i * kWarp + LaneOfWarp()) * 4;
     if (channel >= head_dim) continue;
     const float4 part = Load(reinterpret_cast<const float4*>(from + channel));
     out.values[i].x = fmaf(factor, part.x, out.values[i].x);
@@ -97,7 +56,7 @@ __device__ __forceinline__ LaneOut MergeShare(const RowParts& parts, const Split
   const int num_mine = (parts.num_parts - warp + kRowWarps - 1) / kRowWarps;
   LaneOut out = {};
   for (int first = 0; first < num_mine; first += kWarp) {
-    const int part = warp + (first + Lane()) * kRowWarps;
+    const int part = warp + (first + LaneOfWarp()) * kRowWarps;
     const float factor =
         part < parts.num_parts ? static_cast<float>(Factor(parts.Sum(part), total)) : 0.0f;
     const int count = min(num_mine - first, kWarp);
@@ -124,7 +83,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const RowParts parts = PartsOfRow(scratch, row, token.used, /*picks=*/token.recall >= 0);
   if (threadIdx.x < kWarp) {
     const SplitSum sum = parts.Total();
-    if (Lane() == 0) {
+    if (LaneOfWarp() == 0) {
       total = sum;
       Store(scratch.totals + row, sum);
     }
@@ -135,7 +94,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
 #pragma unroll
   for (int i = 0; i < kMaxChannelsPerLane / 4; ++i) {
-    const int channel = (i * kWarp + Lane()) * 4;
+    const int channel = (i * kWarp + LaneOfWarp()) * 4;
     if (channel >= shape.head_dim) continue;
     *reinterpret_cast<float4*>(shares + warp * shape.head_dim + channel) = share.values[i];
   }
@@ -148,18 +107,6 @@ __global__ void __launch_bounds__(kRowThreads)
     for (int i = 1; i < kRowWarps; ++i) sum += shares[i * shape.head_dim + channel];
     Store(to + channel, sum);
   }
-}
-
-// Of four slots, summed over the group's heads: each probability rounded on its own.
-struct FourGains {
-  int64_t values[4];
-};
-__device__ __forceinline__ void AddProbabilities(const float4& weights, double factor,
-                                                 FourGains& gains) {
-  gains.values[0] += ToFixedPoint(weights.x * factor);
-  gains.values[1] += ToFixedPoint(weights.y * factor);
-  gains.values[2] += ToFixedPoint(weights.z * factor);
-  gains.values[3] += ToFixedPoint(weights.w * factor);
 }
 
 // A block for each split of a KV head; a thread for four of its slots.
@@ -187,13 +134,10 @@ __global__ void __launch_bounds__(kGainThreads)
 #pragma unroll 4
   for (int head = 0; head < group_size; ++head) {
     const float* weights = scratch.weights + (row + head) * stride + slot;
-    AddProbabilities(Load(reinterpret_cast<const float4*>(weights)), factors[head], gains);
+    AddProbabilities(Load(reinterpret_cast<const float4*>(weights)), factors[head], token.pivotal,
+                     gains);
   }
-  int64_t* to = token.gains + kv_head * token.capacity + slot;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (gains.values[i] != 0) Add(to + i, gains.values[i]);
-  }
+  AddToGains(gains, token.gains + kv_head * token.capacity + slot);
 }
 
 int64_t NumRows(const WaveShape& shape) {

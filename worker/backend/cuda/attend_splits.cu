@@ -1,62 +1,11 @@
 // The main pass of decode attention: a block reads one split of one KV head's
 // slots once, for all query heads of the group.
 #include "worker/backend/cuda/attend.h"
-#include "worker/backend/cuda/attend_block.h"
 #include "worker/backend/cuda/launch.h"
-#include "worker/backend/cuda/wave_token.h"
+#include "worker/backend/cuda/split_rows.h"
 
 namespace heavywater::cuda {
 namespace {
-
-// Slots of one split. Positions lie in shared memory, -1 beyond the last slot.
-template <typename T>
-struct SlotRows {
-  const T* keys;  // of the split's first slot
-  const T* values;
-  const int32_t* positions;
-  int count;
-  int head_dim;
-  int position;  // the query's
-
-  // Slots whose position is at most its own; a free one's -1 is the largest unsigned.
-  __device__ __forceinline__ bool Sees(int slot) const {
-    return static_cast<unsigned>(positions[slot]) <= static_cast<unsigned>(position);
-  }
-  // Loaded whether seen or not: positions need not have arrived.
-  __device__ __forceinline__ KvPack<T> Key(int slot, int channel) const {
-    return LoadPack(keys + static_cast<int64_t>(slot) * head_dim + channel,
-                    slot < count && channel < head_dim);
-  }
-  // What is not seen is not read: a free slot may hold anything.
-  __device__ __forceinline__ KvPack<T> Value(int slot, int channel) const {
-    return LoadPack(values + static_cast<int64_t>(slot) * head_dim + channel,
-                    channel < head_dim && Sees(slot));
-  }
-};
-
-// Where the token's split lies. Called again for each phase, so that no registers hold
-// it in between: the token lies in shared memory.
-template <typename T>
-__device__ __forceinline__ SlotRows<T> RowsOfSplit(const WaveShape& shape, const WaveToken& token,
-                                                   const int32_t* positions) {
-  const int first = static_cast<int>(blockIdx.x) * kSplitSlots;
-  const int64_t row = (static_cast<int>(blockIdx.y) * token.capacity + first) * shape.head_dim;
-  return {static_cast<const T*>(token.keys) + row,
-          static_cast<const T*>(token.values) + row,
-          positions,
-          min(token.used - first, kSplitSlots),
-          shape.head_dim,
-          token.position};
-}
-
-__device__ __forceinline__ void StagePositions(const WaveToken& token, int32_t* positions) {
-  const int first = static_cast<int>(blockIdx.x) * kSplitSlots;
-  const int set = token.num_sets == 1 ? 0 : static_cast<int>(blockIdx.y);
-  const int32_t* from = token.positions + set * token.capacity + first;
-  for (int slot = static_cast<int>(threadIdx.x); slot < kSplitSlots; slot += kSplitThreads) {
-    positions[slot] = first + slot < token.used ? Load(from + slot) : -1;
-  }
-}
 
 // Weights of the warp's head to scratch, whole vectors of slots.
 __device__ __forceinline__ void StoreWeights(const float* weights, int count, float* to) {
@@ -76,34 +25,35 @@ __global__ void __launch_bounds__(kSplitThreads, 2)
   const int kv_head = static_cast<int>(blockIdx.y);
   LoadToken(tokens + blockIdx.z, token);
   if (split >= NumSplits(token.used)) return;  // the whole block
-  StagePositions(token, positions);
+  StagePositions(token, kv_head, split, positions);
   const int group_size = shape.num_query_heads / shape.num_kv_heads;
   for (int first = 0; first < group_size; first += kHeads) {
     const int head = kv_head * group_size + first;
     const int num_heads = min(group_size - first, kHeads);
     typename Block::Queries queries;
-    Block::LoadQueries(token.queries + static_cast<int64_t>(head) * shape.head_dim, num_heads,
-                       shape.head_dim, shape.scale, shared, queries);
-    const SlotRows<T> keys = RowsOfSplit<T>(shape, token, positions);
+    Block::StageQueries(token.queries + static_cast<int64_t>(head) * shape.head_dim, num_heads,
+                        shape.head_dim, shape.scale, shared);
+    Block::ReadQueries(shared, queries);
+    __syncthreads();
+    const SlotRows<T> keys = RowsOfSplit<T>(shape, token, kv_head, split, positions);
     Block::template Logits<T>(keys, keys.count, queries, shared);
     __syncthreads();
-    const SlotRows<T> rows = RowsOfSplit<T>(shape, token, positions);
-    const SplitSum sum = Block::Softmax(rows, shared);
+    const SlotRows<T> rows = RowsOfSplit<T>(shape, token, kv_head, split, positions);
+    const int64_t row = static_cast<int64_t>(blockIdx.z) * shape.num_query_heads + head;
+    Block::Softmax(rows, shared, [&](int of_head, const SplitSum& sum) {
+      if (of_head >= num_heads || threadIdx.x % kWarp != 0) return;
+      Store(scratch.sums + (row + of_head) * (scratch.splits + 1) + split, sum);
+    });
     __syncthreads();
 
-    const int64_t row = static_cast<int64_t>(blockIdx.z) * shape.num_query_heads + head;
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    if (warp < num_heads) {
-      if (token.gains != nullptr) {
-        StoreWeights(shared + warp * kSplitSlots, rows.count,
-                     scratch.weights + ((row + warp) * scratch.splits + split) * kSplitSlots);
-      }
-      if (threadIdx.x % kWarp == 0) {
-        Store(scratch.sums + (row + warp) * (scratch.splits + 1) + split, sum);
+    if (token.gains != nullptr) {
+      for (int i = static_cast<int>(threadIdx.x) / kWarp; i < num_heads; i += kSplitWarps) {
+        StoreWeights(shared + i * kSplitSlots, rows.count,
+                     scratch.weights + ((row + i) * scratch.splits + split) * kSplitSlots);
       }
     }
     typename Block::Outs outs;
-    const SlotRows<T> values = RowsOfSplit<T>(shape, token, positions);
+    const SlotRows<T> values = RowsOfSplit<T>(shape, token, kv_head, split, positions);
     Block::template Values<T>(values, values.count, shared, outs);
     __syncthreads();
     Block::SumGroups(shared, outs);

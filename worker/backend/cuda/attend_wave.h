@@ -3,8 +3,9 @@
 //
 // Kernels of a wave, in order: attend_splits (each split of the slots on its own),
 // with recall: scan and pick, attend_picks (one more split: the picks); then merge
-// (out) and add_gains. Splits lie at fixed slots, partial results are merged in
-// their order: a ragged batch equals each sequence alone, bit for bit.
+// (out) and add_gains. A wave that fills the device without splits runs attend_whole and
+// merge instead (whole_wave.h), with the same bits. Splits lie at fixed slots, partial results are
+// merged in their order: a ragged batch equals each sequence alone, bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,7 @@ struct WaveToken {
   int64_t* gains;            // [num_kv_heads][capacity]; null: not accumulated
   const float* queries;      // [num_query_heads][head_dim]
   float* out;                // likewise
+  double pivotal;            // above 0: gains count the probabilities above it; 0: add them
   int64_t capacity;
   int32_t used;
   int32_t num_sets;

@@ -8,14 +8,14 @@
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "worker/backend/cuda/attend.h"
+#include "worker/backend/cuda/attend_sizes.h"
 #include "worker/backend/cuda/cuda_check.h"
 #include "worker/backend/cuda/prompt_pass.h"
 #include "worker/backend/host_memory.h"
+#include "worker/backend/pivotal.h"
 
 namespace heavywater::cuda {
 namespace {
-
-constexpr int kMaxHeadDim = 256;
 
 WaveNeeds NeedsOfBatch(const AttendParams& params) {
   int64_t used = 0;
@@ -40,6 +40,8 @@ WaveToken TokenOf(const KvShape& shape, const AttendParams& params, int32_t inde
           .gains = item.accumulate_gains ? layer.gains.device_address() : nullptr,
           .queries = params.queries.device_address() + row,
           .out = params.out.device_address() + row,
+          .pivotal =
+              item.gains == GainKind::kPivotal ? PivotalThreshold(item.first_position + token) : 0,
           .capacity = layer.capacity,
           .used = static_cast<int32_t>(layer.used),
           .num_sets = layer.num_sets,
@@ -81,10 +83,20 @@ PromptPass PassOf(const KvShape& shape, const PromptParams& params, int64_t firs
           .num_tokens = static_cast<int32_t>(num_tokens),
           .first_position = static_cast<int32_t>(params.first_position + first),
           .score_from = params.score_from,
-          .scale = params.scale};
+          .scale = params.scale,
+          .pivotal_margin = params.gains == GainKind::kPivotal ? kPivotalMargin : 0};
+}
+
+DeviceLimits LimitsOf(const cudaDeviceProp& device) {
+  return {.multiprocessors = device.multiProcessorCount,
+          .shared_bytes = static_cast<int64_t>(device.sharedMemPerMultiprocessor),
+          .block_shared_bytes = static_cast<int64_t>(device.sharedMemPerBlockOptin)};
 }
 
 }  // namespace
+
+CudaAttention::CudaAttention(CudaContext& context)
+    : context_(context), recall_(context), limits_(LimitsOf(context.properties())) {}
 
 absl::Status CheckCudaShape(const KvShape& shape) {
   HW_RETURN_IF_ERROR(CheckBackendShape(shape));
@@ -132,6 +144,11 @@ absl::Status CudaAttention::AttendWave(const KvShape& shape, float scale,
                           .scale = scale};
   const RecallStep recall = {
       .dtype = shape.dtype, .shape = wave, .host = host, .tokens = tokens, .scratch = scratch};
+  const int64_t whole = WholeWaveSharedBytes(wave, host, limits_);
+  if (whole > 0) {
+    HW_RETURN_IF_CUDA_ERROR(LaunchAttendWhole(shape.dtype, wave, tokens, scratch, whole, stream));
+    return HW_CUDA_STATUS(LaunchMerge(wave, tokens, scratch, stream));
+  }
   HW_RETURN_IF_CUDA_ERROR(LaunchAttendSplits(shape.dtype, wave, tokens, scratch, stream));
   if (Recalls(host)) {
     HW_RETURN_IF_CUDA_ERROR(LaunchSlotTotals(wave, tokens, scratch, stream));

@@ -12,12 +12,13 @@
 #include "worker/backend/cuda/recall.h"
 #include "worker/backend/cuda/scratch_bytes.h"
 #include "worker/backend/cuda/wave_scratch.h"
+#include "worker/backend/cuda/whole_wave.h"
 
 namespace heavywater::cuda {
 
 class CudaAttention {
  public:
-  explicit CudaAttention(CudaContext& context) : context_(context), recall_(context) {}
+  explicit CudaAttention(CudaContext& context);
 
   // As Backend's operations of these names, within an operation of `context`.
   absl::Status Attend(const KvShape& shape, const AttendParams& params, cudaStream_t stream);
@@ -30,6 +31,7 @@ class CudaAttention {
 
   CudaContext& context_;
   CudaRecall recall_;
+  const DeviceLimits limits_;
 };
 
 // INVALID_ARGUMENT naming the field when the kernels cannot run the shape.

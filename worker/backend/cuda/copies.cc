@@ -83,8 +83,13 @@ absl::Status Zero(CudaContext& context, DeviceSpan<std::byte> span, cudaStream_t
 absl::Status RegisterHostMemory(CudaContext& context, std::span<std::byte> memory) {
   if (memory.empty()) return absl::OkStatus();
   HW_RETURN_IF_ERROR(context.Enter());
-  HW_RETURN_IF_CUDA_ERROR(cudaHostRegister(memory.data(), memory.size(),
-                                           cudaHostRegisterPortable | cudaHostRegisterMapped));
+  const absl::Status registered = HW_CUDA_STATUS(cudaHostRegister(
+      memory.data(), memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped));
+  if (!registered.ok()) {
+    return absl::Status(registered.code(),
+                        absl::StrCat("registering ", memory.size(), " bytes of host memory with ",
+                                     "device ", context.device(), ": ", registered.message()));
+  }
   void* address = nullptr;
   absl::Status status = HW_CUDA_STATUS(cudaHostGetDevicePointer(&address, memory.data(), 0));
   if (status.ok() && address != memory.data()) {

@@ -3,6 +3,7 @@
 // of them; their logits come out as in the first sweep, bit for bit.
 #include <cmath>
 
+#include "worker/backend/cuda/gain.h"
 #include "worker/backend/cuda/launch.h"
 #include "worker/backend/cuda/prompt_dispatch.h"
 
@@ -32,10 +33,11 @@ struct KeyGains {
       if (position < pass.score_from) continue;
       const SplitSum total = Load(pass.TotalOfRow(kv_head, row));
       const double factor = 1 / total.sum;
+      const double pivotal = pass.pivotal_margin / (position + 1);
 #pragma unroll
       for (int j = 0; j < Tile::kKeys; ++j) {
         if (first_key + Tile::Key(j) > position) continue;
-        values[j] += ToFixedPoint(expf(logits[i][j] - total.maximum) * factor);
+        values[j] += Gain(expf(logits[i][j] - total.maximum) * factor, pivotal);
       }
     }
   }

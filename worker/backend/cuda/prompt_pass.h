@@ -25,6 +25,7 @@ struct PromptPass {
   int32_t first_position;
   int32_t score_from;  // queries from this position on add to the gains
   float scale;
+  double pivotal_margin;  // above 0: gains count probabilities above it / (position + 1)
 
   __host__ __device__ __forceinline__ int GroupSize() const {
     return num_query_heads / num_kv_heads;

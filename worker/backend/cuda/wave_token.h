@@ -1,6 +1,7 @@
 // A token's record of the wave in registers or shared memory of a block.
 #pragma once
 
+#include "worker/backend/cuda/attend_sizes.h"
 #include "worker/backend/cuda/attend_wave.h"
 #include "worker/backend/cuda/device_code.h"
 
@@ -17,8 +18,6 @@ __device__ __forceinline__ void LoadToken(const WaveToken* from, WaveToken& to) 
   }
   __syncthreads();
 }
-// What it takes of shared memory, 16-byte aligned.
-inline constexpr int kTokenSharedBytes = (sizeof(WaveToken) + 15) / 16 * 16;
 
 __host__ __device__ __forceinline__ int NumSplits(int used) {
   return (used + kSplitSlots - 1) / kSplitSlots;

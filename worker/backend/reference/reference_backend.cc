@@ -11,6 +11,7 @@
 #include "cache_service/base/status.h"
 #include "worker/backend/backend.h"
 #include "worker/backend/host_memory.h"
+#include "worker/backend/pivotal.h"
 #include "worker/backend/reference/recall_oracle.h"
 #include "worker/cache/kv_element.h"
 #include "worker/policy/selection.h"
@@ -39,7 +40,14 @@ struct Query {
   const float* query;  // [head_dim]
   std::span<const KvRow> rows;
   double scale;
+  GainKind gains;
+  int64_t position;
 };
+
+int64_t GainOf(const Query& q, double probability) {
+  if (q.gains == GainKind::kProbability) return std::llrint(probability * kFixedPointOne);
+  return probability > PivotalThreshold(q.position) ? kPivotalGain : 0;
+}
 
 std::vector<double> Logits(const Query& q) {
   std::vector<double> logits;
@@ -85,7 +93,7 @@ void AttendQuery(const Query& q, float* out) {
   }
   for (size_t k = 0; k < q.rows.size(); ++k) {
     if (q.rows[k].gain == nullptr) continue;
-    *q.rows[k].gain += std::llrint(probabilities[k] * kFixedPointOne);
+    *q.rows[k].gain += GainOf(q, probabilities[k]);
   }
 }
 
@@ -145,7 +153,9 @@ class GroupAttention {
     return {.shape = shape_,
             .query = params_.queries.device_address() + Offset(head),
             .rows = rows_,
-            .scale = params_.scale};
+            .scale = params_.scale,
+            .gains = item_.gains,
+            .position = item_.first_position + token_};
   }
   std::vector<double> LogSumExps() const {
     std::vector<double> result;
@@ -221,7 +231,9 @@ class ReferenceBackend final : public HostMemoryBackend {
         AttendQuery({.shape = shape,
                      .query = params.queries.device_address() + offset,
                      .rows = rows,
-                     .scale = params.scale},
+                     .scale = params.scale,
+                     .gains = params.gains,
+                     .position = position},
                     params.out.device_address() + offset);
       }
     }

@@ -17,10 +17,10 @@ cudaStream_t HandleOf(const Stream& stream) { return static_cast<cudaStream_t>(s
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaLlamaRunner>> CudaLlamaRunner::Create(
-    const GgufFile& file, Communicator& comm, Backend& backend,
+    const ModelFile& file, Communicator& comm, Backend& backend,
     std::unique_ptr<DeviceMatmul> matmul, const CudaLlamaOptions& options) {
   HW_RETURN_IF_ERROR(CheckMaxBatch(options.max_batch_tokens));
-  HW_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(file));
+  HW_ASSIGN_OR_RETURN(const ModelConfig config, file.ReadConfig());
   HW_ASSIGN_OR_RETURN(const RankShard shard, MakeRankShard(config, comm.rank(), comm.size()));
   Stream stream;
   HW_ASSIGN_OR_RETURN(LlamaWeights weights,
@@ -40,7 +40,8 @@ CudaLlamaRunner::CudaLlamaRunner(ModelConfig config, RankShard shard, LlamaWeigh
       matmul_(std::move(matmul)),
       device_(options.device),
       type_(options.weights),
-      angles_(this->config().head_dim, this->config().rope_base, this->weights().rope_factors) {}
+      angles_(this->config().head_dim, this->config().rope_base, this->weights().rope_factors,
+              RopeMagnitude(this->config().rope_scaling)) {}
 
 absl::Status CudaLlamaRunner::AllocateWorkspace() {
   places_ = LayOutRunnerWorkspace(config(), shard(), max_tokens(), type_);
@@ -69,7 +70,8 @@ absl::Status CudaLlamaRunner::Normalise(DeviceSpan<const float> hidden, int64_t 
 
 absl::Status CudaLlamaRunner::Multiply(const WeightMatrix& weights, int64_t x, int64_t tokens,
                                        int64_t out, int64_t out_stride, cudaStream_t stream) {
-  if (weights.cols == 0) {  // a rank without a part of the feed-forward
+  if (weights.rows == 0) return absl::OkStatus();  // a rank without a part of the vocabulary
+  if (weights.cols == 0) {                         // or of the feed-forward
     return HW_CUDA_STATUS(
         cudaMemsetAsync(At<float>(out), 0, tokens * out_stride * sizeof(float), stream));
   }
@@ -128,6 +130,7 @@ absl::Status CudaLlamaRunner::QkvChunk(const LlamaLayer& layer, DeviceSpan<const
   HW_RETURN_IF_ERROR(Normalise(hidden, tokens, layer.attn_norm, HandleOf(stream)));
   HW_RETURN_IF_ERROR(
       Multiply(layer.qkv, places_.normed, tokens, places_.qkv, layer.qkv.rows, HandleOf(stream)));
+  HW_RETURN_IF_ERROR(PrepareQkv(layer, tokens, HandleOf(stream)));
   return HW_CUDA_STATUS(cuda::RotateQkv({.qkv = At<float>(places_.qkv),
                                          .cosines = At<float>(places_.cosines),
                                          .sines = At<float>(places_.sines),
@@ -139,6 +142,28 @@ absl::Status CudaLlamaRunner::QkvChunk(const LlamaLayer& layer, DeviceSpan<const
                                          .kv_width = kv_width(),
                                          .head_dim = config().head_dim},
                                         HandleOf(stream)));
+}
+
+absl::Status CudaLlamaRunner::PrepareQkv(const LlamaLayer& layer, int64_t tokens,
+                                         cudaStream_t stream) {
+  const auto vector = [this](const WeightMatrix& matrix) {
+    return static_cast<const float*>(DataOf(matrix));
+  };
+  if (layer.qkv_bias.exists()) {
+    HW_RETURN_IF_CUDA_ERROR(cuda::AddRow(vector(layer.qkv_bias), tokens, layer.qkv.rows,
+                                         At<float>(places_.qkv), stream));
+  }
+  if (!layer.q_norm.exists()) return absl::OkStatus();
+  return HW_CUDA_STATUS(cuda::NormHeads({.qkv = At<float>(places_.qkv),
+                                         .q_norm = vector(layer.q_norm),
+                                         .k_norm = vector(layer.k_norm),
+                                         .epsilon = static_cast<float>(config().rms_epsilon),
+                                         .tokens = tokens,
+                                         .stride = layer.qkv.rows,
+                                         .q_heads = shard().query_heads.size,
+                                         .kv_heads = shard().kv_heads.size,
+                                         .head_dim = config().head_dim},
+                                        stream));
 }
 
 absl::Status CudaLlamaRunner::AttentionChunk(const LlamaLayer& layer,

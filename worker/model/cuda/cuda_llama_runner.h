@@ -15,8 +15,8 @@
 #include "worker/comm/communicator.h"
 #include "worker/model/cuda/device_matmul.h"
 #include "worker/model/cuda/runner_bytes.h"
-#include "worker/model/gguf_file.h"
 #include "worker/model/llama_runner.h"
+#include "worker/model/model_file.h"
 #include "worker/model/rope_angles.h"
 
 namespace heavywater {
@@ -33,9 +33,9 @@ class CudaLlamaRunner final : public LlamaRunner {
  public:
   // Loads the shard of rank comm.rank() of comm.size(); `file` is not used
   // afterwards. `comm` and `backend` must outlive the runner. Errors as
-  // ReadModelConfig(), MakeRankShard() and LoadDeviceWeights().
+  // ModelFile::ReadConfig(), MakeRankShard() and LoadDeviceWeights().
   static absl::StatusOr<std::unique_ptr<CudaLlamaRunner>> Create(
-      const GgufFile& file, Communicator& comm, Backend& backend,
+      const ModelFile& file, Communicator& comm, Backend& backend,
       std::unique_ptr<DeviceMatmul> matmul, const CudaLlamaOptions& options);
 
   int64_t device_bytes() const override { return weight_bytes() + workspace_.bytes(); }
@@ -75,6 +75,8 @@ class CudaLlamaRunner final : public LlamaRunner {
   // Rows of `x` and of the weights are of the weights' type.
   absl::Status Multiply(const WeightMatrix& weights, int64_t x, int64_t tokens, int64_t out,
                         int64_t out_stride, cudaStream_t stream);
+  // What an architecture does to rows of Q, K and V before RoPE, if anything.
+  absl::Status PrepareQkv(const LlamaLayer& layer, int64_t tokens, cudaStream_t stream);
   // The angles of the positions to the device, unless they are there.
   absl::Status SendAngles(std::span<const Position> positions, Stream& stream);
   template <typename T>

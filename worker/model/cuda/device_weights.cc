@@ -43,7 +43,7 @@ class DeviceSink final : public WeightSink {
 
 }  // namespace
 
-absl::StatusOr<LlamaWeights> LoadDeviceWeights(const GgufFile& file, const ModelConfig& config,
+absl::StatusOr<LlamaWeights> LoadDeviceWeights(const ModelFile& file, const ModelConfig& config,
                                                const RankShard& shard, WeightType type,
                                                Backend& backend, Stream& stream) {
   int64_t bytes = 0;

@@ -62,6 +62,29 @@ __global__ void RmsNormKernel(const float* x, const float* weight, float epsilon
   }
 }
 
+__global__ void AddRowKernel(const float* row, int64_t size, int64_t width, float* x) {
+  const int64_t i = Element();
+  if (i < size) Store(x + i, Load(x + i) + Load(row + i % width));
+}
+
+// A block per token and head.
+__global__ void NormHeadsKernel(NormHeadsParams params) {
+  const int64_t heads = params.q_heads + params.kv_heads;
+  const int64_t head = blockIdx.x % heads;
+  float* const x = params.qkv + blockIdx.x / heads * params.stride + head * params.head_dim;
+  const float* const weight = head < params.q_heads ? params.q_norm : params.k_norm;
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < params.head_dim; i += kThreads) {
+    const float value = Load(x + i);
+    sum += value * value;
+  }
+  const float mean = BlockSum(sum) / static_cast<float>(params.head_dim);
+  const float factor = 1.0f / sqrtf(mean + params.epsilon);
+  for (int64_t i = threadIdx.x; i < params.head_dim; i += kThreads) {
+    Store(x + i, Load(x + i) * factor * Load(weight + i));
+  }
+}
+
 template <typename T>
 __global__ void ConvertKernel(const float* x, int64_t size, T* out) {
   const int64_t i = Element();
@@ -151,6 +174,18 @@ cudaError_t Convert(const float* x, int64_t size, WeightType type, void* out, cu
   return WithType(type, out, [&]<typename T>(T* to) {
     return Launch(ConvertKernel<T>, dim3(BlocksFor(size)), dim3(kThreads), 0, stream, x, size, to);
   });
+}
+
+cudaError_t AddRow(const float* row, int64_t tokens, int64_t width, float* x, cudaStream_t stream) {
+  const int64_t size = tokens * width;
+  return Launch(AddRowKernel, dim3(BlocksFor(size)), dim3(kThreads), 0, stream, row, size, width,
+                x);
+}
+
+cudaError_t NormHeads(const NormHeadsParams& params, cudaStream_t stream) {
+  const int64_t blocks = params.tokens * (params.q_heads + params.kv_heads);
+  return Launch(NormHeadsKernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+                kWarps * sizeof(float), stream, params);
 }
 
 cudaError_t RotateQkv(const RotateParams& params, cudaStream_t stream) {

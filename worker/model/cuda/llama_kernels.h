@@ -21,6 +21,23 @@ cudaError_t RmsNorm(const float* x, const float* weight, float epsilon, int64_t 
 // out[i] = x[i], as T.
 cudaError_t Convert(const float* x, int64_t size, WeightType type, void* out, cudaStream_t stream);
 
+// x[t][i] += row[i]; x is [tokens][width].
+cudaError_t AddRow(const float* row, int64_t tokens, int64_t width, float* x, cudaStream_t stream);
+
+// Heads of Q and K within rows of QKV, each normed by itself (RmsNorm) in place.
+struct NormHeadsParams {
+  float* qkv = nullptr;           // [tokens][stride]: query heads, KV heads, the rest
+  const float* q_norm = nullptr;  // [head_dim]
+  const float* k_norm = nullptr;  // likewise
+  float epsilon = 0;
+  int64_t tokens = 0;
+  int64_t stride = 0;
+  int64_t q_heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+};
+cudaError_t NormHeads(const NormHeadsParams& params, cudaStream_t stream);
+
 // Rows of Q, K and V one after the other to where each belongs; Q and K turned by RoPE
 // in halves (vector_ops.h).
 struct RotateParams {

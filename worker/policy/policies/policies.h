@@ -21,5 +21,9 @@ Budget H2oBudget(const PolicyOptions& options, const TokenBudget& tokens);
 Budget SnapKvBudget(const PolicyOptions& options, const TokenBudget& tokens, int64_t prompt_tokens);
 Budget SnapKvH2oBudget(const PolicyOptions& options, const TokenBudget& tokens,
                        int64_t prompt_tokens);
+Budget ScissorhandsBudget(const PolicyOptions& options, const TokenBudget& tokens,
+                          int64_t prompt_tokens);
+Budget PyramidKvBudget(const PolicyOptions& options, const TokenBudget& tokens,
+                       int64_t prompt_tokens, int num_layers);
 
 }  // namespace heavywater

@@ -12,6 +12,7 @@ Budget SnapKvBudget(const PolicyOptions& options, const TokenBudget& tokens,
   budget.sink_tokens = options.sink_tokens;
   budget.prompt_budget_tokens = tokens.budget_tokens;
   budget.prompt_scores = PromptScores::kWindow;
+  budget.window_votes = true;
   budget.window = std::min<int64_t>(options.window, prompt_tokens);
   // The window stays whole; a budget smaller than it keeps its newest part.
   budget.prompt_recent_tokens = std::min(budget.window, tokens.budget_tokens - options.sink_tokens);

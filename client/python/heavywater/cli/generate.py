@@ -8,15 +8,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from heavywater.cli.connection import Address, CacheAddress, Json, Ranks, connected
+from heavywater.cli.connection import Address, CacheAddress, Json, LocalModel, Ranks, connected
 from heavywater.cli.live import LiveText, mebibytes
 from heavywater.cli.policy import (
     Budget,
+    Decay,
     DeviceRatio,
+    Exposure,
     Policy,
     Recall,
     RecallTokens,
     Scope,
+    Sinks,
     policy_options,
     reads_demoted,
 )
@@ -40,8 +43,14 @@ def generate(
     recall: Recall = None,
     recall_tokens: RecallTokens = "",
     device_ratio: DeviceRatio = 0.0,
+    sinks: Sinks = None,
+    decay: Decay = 0.0,
+    exposure: Exposure = 0.0,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that have this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0 = all.")] = 0,
     seed: int = 0,
+    model: LocalModel = None,
     ranks: Ranks = 1,
     address: Address = "",
     cache: CacheAddress = "",
@@ -53,10 +62,12 @@ def generate(
     """Continue a text, or answer with --chat. Streams the text with a line of live figures."""
     text = read_text(prompt, file)
     log = Console(stderr=True)
-    options = policy_options(policy, scope, budget, recall, recall_tokens, device_ratio)
+    options = policy_options(
+        policy, scope, budget, recall, recall_tokens, device_ratio, sinks=sinks, decay=decay, exposure=exposure
+    )
     if show_reads and not reads_demoted(policy, recall):
         raise ValueError(f"--show-reads with --policy {policy} and no recall, want --policy recall or --recall")
-    with connected(address, cache, LocalOptions(ranks=ranks), log) as client:
+    with connected(address, cache, LocalOptions(ranks=ranks, model=model), log) as client:
         text, suffix = prompt_and_suffix(client, text, chat, system, question_after)
         generation = client.generate(
             text,
@@ -64,6 +75,8 @@ def generate(
             max_new_tokens=max_new_tokens,
             policy=options,
             temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
             seed=seed,
             return_reads=show_reads,
         )
@@ -121,7 +134,12 @@ def _recall_words(summary: generation_pb2.GenerateSummary) -> str:
 
 
 def _budget_words(budget: common_pb2.ResolvedBudget) -> str:
-    return f"at most {budget.budget_tokens} slots a layer" if budget.bounded_decode else "unbounded in decode"
+    if not budget.bounded_decode:
+        return "unbounded in decode"
+    of_layers = budget.layer_budget_tokens
+    if of_layers:
+        return f"{of_layers[0]} slots in the first layer down to {of_layers[-1]} in the last"
+    return f"at most {budget.budget_tokens} slots a layer"
 
 
 def _rate(summary: generation_pb2.GenerateSummary) -> float:
@@ -137,6 +155,7 @@ def _summary_json(generation: Generation) -> dict[str, object]:
         "policy": summary.budget.policy,
         "scope": summary.budget.scope,
         "budget_tokens": summary.budget.budget_tokens,
+        "layer_budget_tokens": list(summary.budget.layer_budget_tokens) or None,
         "seed": summary.seed,
         "tp": summary.tensor_parallel,
         "tokens_seen": summary.counts.tokens_seen,

@@ -54,7 +54,7 @@ def plan_memory_command(
     sequences: Annotated[int, typer.Option(min=1, help="Sequences at the same time.")] = 1,
     policy: Annotated[
         str,
-        typer.Option(help="Comma-separated: full, streaming, h2o, snapkv, snapkv_h2o, recall."),
+        typer.Option(help="A list of full, streaming, h2o, snapkv, snapkv_h2o, scissorhands, pyramidkv, recall."),
     ] = "full,snapkv_h2o,recall",
     scope: Scope = "layer",
     budget: Budget = 0.2,

@@ -9,10 +9,16 @@ import typer
 from heavywater.v1 import common_pb2
 
 RECALL = "recall"  # the tuned preset: snapkv_h2o with recall
+SCISSORHANDS = "scissorhands"
 ALL = "all"
 _RECENT_TOKENS = 32  # with --device-ratio, as in the preset
 
-Policy = Annotated[str, typer.Option(help="full, streaming, h2o, snapkv, snapkv_h2o or recall (the tuned preset).")]
+Policy = Annotated[
+    str,
+    typer.Option(
+        help="full, streaming, h2o, snapkv, snapkv_h2o, scissorhands, pyramidkv or recall (the tuned preset)."
+    ),
+]
 Scope = Annotated[str, typer.Option(help="Heads that share one resident set: layer or kv_head.")]
 Budget = Annotated[
     float, typer.Option(help="Fraction of the prompt that stays on the device; recall: of the full cache's bytes.")
@@ -26,6 +32,12 @@ RecallTokens = Annotated[
 ]
 DeviceRatio = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Instead of --budget: all KV bytes on the device, of the full cache's.")
+]
+Sinks = Annotated[int | None, typer.Option(min=0, help="First tokens that are never evicted [the policy's].")]
+Decay = Annotated[float, typer.Option(min=0.0, max=1.0, help="Of all scores, per token; 0: the policy's.")]
+Exposure = Annotated[
+    float,
+    typer.Option(min=0.0, max=4.0, help="Tokens compete by score / queries that saw them ^ exposure; 0: by score."),
 ]
 
 
@@ -50,6 +62,9 @@ def policy_options(
     recall: bool | None = None,
     recall_tokens: str = "",
     device_ratio: float = 0.0,
+    sinks: int | None = None,
+    decay: float = 0.0,
+    exposure: float = 0.0,
 ) -> common_pb2.PolicyOptions:
     """What the options above ask for. Whether it can be is the server's to say.
 
@@ -57,7 +72,9 @@ def policy_options(
     """
     if not 0 < budget <= 1:
         raise ValueError(f"--budget {budget:g}, want a fraction above 0 and at most 1")
-    options = common_pb2.PolicyOptions(policy=policy, scope=scope)
+    options = common_pb2.PolicyOptions(policy=policy, scope=scope, decay=decay, exposure=exposure)
+    if sinks is not None:
+        options.sink_tokens = sinks
     options.recall_tokens, everything = parse_recall_tokens(recall_tokens)
     if everything:
         options.recall_all = True
@@ -67,6 +84,8 @@ def policy_options(
         options.device_ratio = device_ratio or budget
     elif device_ratio:
         options.device_ratio, options.recent_tokens = device_ratio, _RECENT_TOKENS
+    elif policy == SCISSORHANDS:
+        options.heavy_ratio = budget  # and the policy's own 10 recent tokens
     elif policy != "full":
         options.heavy_ratio = options.recent_ratio = budget / 2
     return options

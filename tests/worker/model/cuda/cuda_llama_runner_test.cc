@@ -18,6 +18,7 @@
 #include "tests/worker/backend/cuda_shim/cuda_shim.h"
 #include "tests/worker/model/cuda/plain_matmul.h"
 #include "tests/worker/model/full_cache_decoder.h"
+#include "tests/worker/model/tiny_checkpoint.h"
 #include "tests/worker/model/tiny_llama.h"
 #include "worker/backend/cuda/cuda_backend.h"
 #include "worker/comm/staged/staged_communicator.h"
@@ -40,7 +41,7 @@ struct Rank {
   std::unique_ptr<CudaLlamaRunner> runner;
 };
 
-absl::StatusOr<Rank> MakeRank(const GgufFile& file, std::unique_ptr<Communicator> host,
+absl::StatusOr<Rank> MakeRank(const ModelFile& file, std::unique_ptr<Communicator> host,
                               const CudaLlamaOptions& options) {
   Rank rank;
   HW_ASSIGN_OR_RETURN(rank.backend, CreateCudaBackend({}));
@@ -142,6 +143,31 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{3, WeightType::kFloat32, kLate, kReverse, true, 1e-5},
                       Case{3, WeightType::kBFloat16, kAnyTime, kForward, false, 0.02}),
     [](const auto& info) { return absl::StrCat("Case", info.index, "Ranks", info.param.ranks); });
+
+// Biases, norms of heads, scaled RoPE.
+TEST(CudaLlamaRunnerCheckpointTest, GivesTheLogitsOfTransformersForEveryArchitecture) {
+  cuda_shim::SetOptions({.order = kReverse, .progress = kLate});
+  for (const TinyCheckpoint& checkpoint : RecordedCheckpoints()) {
+    SCOPED_TRACE(checkpoint.name());
+    const TemporaryFolder folder;
+    checkpoint.WriteFolder(folder);
+    const auto file = OpenModel(folder.path());
+    ASSERT_TRUE(file.ok()) << file.status();
+    auto rank = MakeRank(**file, std::move(CreateLocalGroup(1, absl::Seconds(60)).front()),
+                         {.max_batch_tokens = 8, .weights = WeightType::kFloat32});
+    ASSERT_TRUE(rank.ok()) << rank.status();
+    const auto logits = ComputeLogits(*rank, checkpoint.tokens(), 7);
+    ASSERT_TRUE(logits.ok()) << logits.status();
+    const auto want = checkpoint.logits();
+    const size_t vocab = want[0].size();
+    const size_t first = logits->size() - want.size() * vocab;
+    for (size_t i = 0; i < want.size() * vocab; ++i) {
+      ASSERT_NEAR((*logits)[first + i], want[i / vocab][i % vocab], 1e-3) << "logit " << i;
+    }
+  }
+  EXPECT_EQ(cuda_shim::TakeFailure(), "");
+  cuda_shim::SetOptions({});
+}
 
 TEST(CudaLlamaRunnerOptionsTest, RefusesABatchAndATokenOutOfRange) {
   const TinyLlama model({}, 1);

@@ -7,7 +7,7 @@
 
 namespace heavywater {
 
-// Waits for the stream, then multiplies on the host, summed in double.
+// Queued as a kernel, as cuBLAS does it; sums are in double.
 std::unique_ptr<DeviceMatmul> CreatePlainMatmul();
 
 }  // namespace heavywater

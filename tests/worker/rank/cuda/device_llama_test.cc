@@ -13,17 +13,10 @@
 #include "cache_service/base/status.h"
 #include "gtest/gtest.h"
 #include "tests/worker/model/tiny_llama.h"
+#include "tests/worker/rank/cuda/llama_rank.h"
 #include "worker/backend/cuda/cuda_backend.h"
-#include "worker/cache/device_bytes.h"
 #include "worker/comm/communicator.h"
-#include "worker/comm/staged/staged_communicator.h"
-#include "worker/model/cuda/cuda_llama_runner.h"
 #include "worker/rank/decode_step.h"
-#include "worker/rank/prompt_pass.h"
-#include "worker/rank/rank_cache.h"
-#ifdef HEAVYWATER_CUDA_SHIM
-#include "tests/worker/model/cuda/plain_matmul.h"
-#endif
 
 namespace heavywater {
 namespace {
@@ -44,14 +37,6 @@ constexpr TinyLlamaShape kShape = {.layers = 3,
                                    .head_dim = 64,
                                    .ffn = 512,
                                    .vocab = 1000};
-
-absl::StatusOr<std::unique_ptr<DeviceMatmul>> CreateMatmul() {
-#ifdef HEAVYWATER_CUDA_SHIM
-  return CreatePlainMatmul();
-#else
-  return CreateCublasMatmul();
-#endif
-}
 
 std::vector<int32_t> Tokens(int count) {
   std::vector<int32_t> tokens;
@@ -76,72 +61,23 @@ struct Outcome {
   std::vector<float> logits;  // of the last step
 };
 
-class LlamaRank {
- public:
-  static absl::StatusOr<std::unique_ptr<LlamaRank>> Create(const GgufFile& file,
-                                                           std::unique_ptr<Communicator> host) {
-    auto rank = std::make_unique<LlamaRank>();
-    HW_ASSIGN_OR_RETURN(rank->backend_, CreateCudaBackend({}));
-    rank->comm_ = std::make_unique<StagedCommunicator>(std::move(host), *rank->backend_);
-    HW_ASSIGN_OR_RETURN(auto matmul, CreateMatmul());
-    // In float32, so that the order in which ranks' parts are summed stays small.
-    HW_ASSIGN_OR_RETURN(rank->runner_, CudaLlamaRunner::Create(file, *rank->comm_, *rank->backend_,
-                                                               std::move(matmul),
-                                                               {.weights = WeightType::kFloat32}));
-    const RankShard& shard = rank->runner_->shard();
-    HW_ASSIGN_OR_RETURN(rank->cache_,
-                        RankCache::Create({.shape = MakeKvShape(rank->runner_->config(), shard,
-                                                                {.dtype = KvDtype::kFloat32}),
-                                           .rank = shard.rank,
-                                           .world_size = shard.size,
-                                           .hidden_size = rank->runner_->hidden_size(),
-                                           .vocab_size = rank->runner_->vocab_size()},
-                                          *rank->backend_, nullptr));
-    return rank;
+absl::StatusOr<Outcome> Run(LlamaRank& rank) {
+  Outcome outcome;
+  const std::vector<int32_t> tokens = Tokens(kPromptTokens + kSteps);
+  HW_RETURN_IF_ERROR(
+      rank.OpenAndRunPrompt(1, Sequence(), {tokens.begin(), tokens.begin() + kPromptTokens}));
+  HW_ASSIGN_OR_RETURN(PlanReport report, rank.cache().Report(1, /*with_sets=*/true));
+  outcome.at_prompts_end = std::move(report.sets);
+  DecodeStep step(rank.cache(), rank.runner());
+  for (int i = 0; i < kSteps; ++i) {
+    HW_RETURN_IF_ERROR(step.Run(rank.NextStep(1, tokens[kPromptTokens + i]), rank.communicator()));
+    HW_RETURN_IF_ERROR(step.item_status()[0]);
   }
-
-  absl::StatusOr<Outcome> Run() {
-    Outcome outcome;
-    const std::vector<int32_t> tokens = Tokens(kPromptTokens + kSteps);
-    HW_RETURN_IF_ERROR(cache_->Open(1, Sequence()));
-    {
-      HW_ASSIGN_OR_RETURN(const auto pass,
-                          PromptPass::Create(*cache_, *runner_, 1,
-                                             {tokens.begin(), tokens.begin() + kPromptTokens}));
-      HW_RETURN_IF_ERROR(pass->Run(*comm_).status());
-    }
-    HW_ASSIGN_OR_RETURN(PlanReport report, cache_->Report(1, /*with_sets=*/true));
-    outcome.at_prompts_end = std::move(report.sets);
-    DecodeStep step(*cache_, *runner_);
-    for (int i = 0; i < kSteps; ++i) HW_RETURN_IF_ERROR(Step(step, tokens[kPromptTokens + i], i));
-    HW_ASSIGN_OR_RETURN(report, cache_->Report(1, /*with_sets=*/true));
-    outcome.at_the_end = std::move(report.sets);
-    const DeviceSpan<const float> logits = step.logits(0);
-    outcome.logits.resize(logits.size());
-    HW_RETURN_IF_ERROR(backend_->CopyToHost(std::as_writable_bytes(std::span(outcome.logits)),
-                                            DeviceBytes(logits), cache_->stream()));
-    HW_RETURN_IF_ERROR(backend_->Synchronize(cache_->stream()));
-    return outcome;
-  }
-
- private:
-  absl::Status Step(DecodeStep& step, int32_t token, int index) {
-    StepDescriptor descriptor;
-    descriptor.step = static_cast<uint64_t>(index);
-    descriptor.items = {{.sequence = 1,
-                         .first_position = static_cast<Position>(kPromptTokens + index),
-                         .num_tokens = 1,
-                         .plan_due = cache_->PlanDue(1, 1)}};
-    descriptor.tokens = {token};
-    HW_RETURN_IF_ERROR(step.Run(descriptor, *comm_));
-    return step.item_status()[0];
-  }
-
-  std::unique_ptr<Backend> backend_;
-  std::unique_ptr<Communicator> comm_;
-  std::unique_ptr<CudaLlamaRunner> runner_;
-  std::unique_ptr<RankCache> cache_;
-};
+  HW_ASSIGN_OR_RETURN(report, rank.cache().Report(1, /*with_sets=*/true));
+  outcome.at_the_end = std::move(report.sets);
+  HW_ASSIGN_OR_RETURN(outcome.logits, rank.Logits(step));
+  return outcome;
+}
 
 // Each rank on its own thread; rank 0's outcome.
 absl::StatusOr<Outcome> RunRanks(const GgufFile& file, int size) {
@@ -157,7 +93,7 @@ absl::StatusOr<Outcome> RunRanks(const GgufFile& file, int size) {
         return;
       }
       ranks[rank] = *std::move(created);
-      outcomes[rank] = ranks[rank]->Run();
+      outcomes[rank] = Run(*ranks[rank]);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -1,0 +1,91 @@
+// What sets scissorhands and pyramidkv apart from the other policies, written plainly.
+#include <algorithm>
+#include <cmath>
+
+#include "cache_service/base/check.h"
+#include "tests/worker/rank/plain_reference.h"
+
+namespace heavywater {
+
+PlainPolicy PlainPolicyOf(const PolicyOptions& options, int layer, int num_layers) {
+  HW_CHECK(options.heavy_tokens > 0 && options.recent_tokens > 0);
+  return {.policy = options.policy,
+          .scope = options.scope,
+          .budget_tokens = options.heavy_tokens + options.recent_tokens,
+          .recent_tokens = options.policy == Policy::kStreaming
+                               ? options.heavy_tokens + options.recent_tokens - options.sink_tokens
+                               : options.recent_tokens,
+          .sink_tokens = options.sink_tokens,
+          .window = options.window,
+          .pooling = options.pooling,
+          .pool_kernel = options.pool_kernel,
+          .plan_interval_steps = options.plan_interval_steps,
+          .decay = options.decay,
+          .pooled_seeds = options.pooled_seeds,
+          .exposure = options.exposure,
+          .history_window = options.history_window,
+          .pyramid_beta = options.pyramid_beta,
+          .layer = layer,
+          .num_layers = num_layers,
+          .recall = options.recall};
+}
+
+// Scissorhands: how often was it pivotal for the newest queries? Whole plans, as few of
+// the newest as have the window's queries; of the prompt's count what is left by now.
+void PlainLayer::CountHistory(int set) {
+  plans_[set].emplace_back(since_plan_, gains_[set]);
+  const double left =
+      std::max(0.0, static_cast<double>(policy_.history_window - (tokens_seen() - prompt_tokens_)) /
+                        static_cast<double>(policy_.history_window));
+  for (auto& [position, score] : sets_[set]) {
+    const auto before = at_prompt_[set].find(position);
+    score = before == at_prompt_[set].end()
+                ? 0
+                : std::llrint(static_cast<double>(before->second) * left);
+    int64_t queries = 0;
+    for (auto plan = plans_[set].rbegin();
+         plan != plans_[set].rend() && queries < policy_.history_window; ++plan) {
+      queries += plan->first;
+      const auto counted = plan->second.find(position);
+      if (counted != plan->second.end()) score += counted->second;
+    }
+  }
+}
+
+int64_t PlainLayer::Given(double probability, int64_t query) const {
+  if (!counts_pivotal()) return std::llrint(probability * 4294967296.0);
+  const double mean = 1 / static_cast<double>(query + 1);
+  return probability > mean * (1 + 1.0 / 16384) ? int64_t{1} << 32 : 0;
+}
+
+// The pyramid's line, summed up layer by layer and cut to whole slots.
+void PlainLayer::TakePyramidBudget() {
+  if (policy_.policy != Policy::kPyramidKv || policy_.num_layers == 1) return;
+  const int64_t kept =
+      std::min({policy_.window, prompt_tokens_, policy_.budget_tokens - policy_.sink_tokens}) +
+      policy_.sink_tokens;
+  const double mean = static_cast<double>(policy_.budget_tokens - kept);
+  const double room = static_cast<double>(std::max<int64_t>(prompt_tokens_ - kept, 0));
+  double lowest = mean / policy_.pyramid_beta;
+  double highest = 2 * mean - lowest;
+  if (highest > room) {
+    highest = std::max(room, mean);
+    lowest = 2 * mean - highest;
+  }
+  int64_t before = 0;
+  int64_t slots = 0;
+  double sum = 0;
+  for (int layer = 0; layer <= policy_.layer; ++layer) {
+    sum += highest + (lowest - highest) * layer / (policy_.num_layers - 1);
+    slots = static_cast<int64_t>(std::floor(sum + 1e-6)) - before;
+    before += slots;
+  }
+  slots += kept;
+  policy_.recent_tokens =
+      std::clamp<int64_t>(std::llround(static_cast<double>(policy_.recent_tokens * slots) /
+                                       static_cast<double>(policy_.budget_tokens)),
+                          1, slots - policy_.sink_tokens);
+  policy_.budget_tokens = slots;
+}
+
+}  // namespace heavywater
