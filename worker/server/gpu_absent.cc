@@ -15,7 +15,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateGpuBackend(int device) { return A
 
 absl::StatusOr<std::string> GpuIdentity(int device) { return Absent(); }
 
-absl::StatusOr<std::unique_ptr<LlamaRunner>> CreateGpuRunner(const GgufFile& file,
+absl::StatusOr<std::unique_ptr<LlamaRunner>> CreateGpuRunner(const ModelFile& file,
                                                              Communicator& communicator,
                                                              Backend& backend,
                                                              const GpuRunnerOptions& options) {
