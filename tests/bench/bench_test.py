@@ -52,6 +52,23 @@ def test_json_is_one_object_with_a_row_for_each_target(command: str) -> None:
         assert report["fma_gflops"] > 0
 
 
+def test_growth_prints_what_a_token_costs_as_more_have_been_seen() -> None:
+    result = bench("growth", "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["policy"], row["seen"]) for row in rows] == [
+        ("h2o", 1280),
+        ("h2o", 2048),
+        ("snapkv_h2o", 1280),
+        ("snapkv_h2o", 2048),
+    ]
+    for row in rows:
+        assert list(row) == ["policy", "budget", "seen", "us_per_token", "vs_first"]
+        assert row["budget"] == 1024
+        assert row["us_per_token"] > 0
+        assert row["vs_first"] > 0
+
+
 def test_tier_prints_a_row_for_each_tier_operation_and_check() -> None:
     result = bench("tier", "--quick", "--json")
     assert result.returncode == 0, result.stderr

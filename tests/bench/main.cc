@@ -17,6 +17,8 @@ constexpr const char* kUsage =
               instructions), and what scores and the h2o plan add to it
   recall      a step with recall at 20 % of the bytes, 64 picks, contexts 8k, 32k: the scan and
               the whole step beside the full cache's attention
+  growth      microseconds of one token in one layer at a budget of 1024 with h2o and snapkv_h2o,
+              plan included, recall off, when 2k, 8k and 64k tokens have been seen; caches warm
   step        GPUs only: a whole step of one rank with layers of Llama-3-8B's shape and random
               weights, contexts 8k and 32k, beside the time of reading what it must read
   tier        pages of 64 KiB, 256 KiB, 1 MiB through the host tier, as a share of plain memcpy's
@@ -40,6 +42,7 @@ struct Command {
 // Null: not there.
 constexpr Command kCommands[] = {{"attention", RunAttentionBench, RunCudaAttentionBench},
                                  {"recall", RunRecallBench, RunCudaRecallBench},
+                                 {"growth", RunGrowthBench, nullptr},
                                  {"step", nullptr, RunCudaStepBench},
                                  {"tier", RunTierBench, nullptr}};
 

@@ -34,6 +34,7 @@ inline std::unique_ptr<Backend> BenchBackend(const char* target) {
 absl::StatusOr<BenchJson> RunAttentionBench(const BenchOptions& options);
 // {"rows":[...]}; likewise.
 absl::StatusOr<BenchJson> RunRecallBench(const BenchOptions& options);
+absl::StatusOr<BenchJson> RunGrowthBench(const BenchOptions& options);
 absl::StatusOr<BenchJson> RunTierBench(const BenchOptions& options);
 
 // Likewise on a GPU, with target "cuda", and what the device is and can do.
