@@ -38,9 +38,7 @@ class SoakFigures:
         return asdict(self)
 
 
-def soak(
-    servers: LocalServers, kills: int, seed: int, new_tokens: int, progress: Callable[[str], None]
-) -> SoakFigures:
+def soak(servers: LocalServers, kills: int, seed: int, new_tokens: int, progress: Callable[[str], None]) -> SoakFigures:
     """Kills one worker in each of `kills` generations of `new_tokens`, when and which drawn from `seed`."""
     draws = random.Random(seed)
     figures = SoakFigures()
