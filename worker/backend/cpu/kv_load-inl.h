@@ -49,9 +49,12 @@ HWY_INLINE void LoadKvPair(D d, const T* from, hn::Vec<D>& first, hn::Vec<D>& se
     const hn::RebindToUnsigned<D> words;
     const auto pairs = hn::LoadU(words, reinterpret_cast<const uint32_t*>(from));
 #if HWY_TARGET == HWY_AVX2
+    // By a shuffle: shifts share their ports with the arithmetic there.
     const hn::Repartition<uint8_t, D> bytes;
-    alignas(32) static constexpr uint8_t kUp[] = {0x80,0x80,0,1,0x80,0x80,4,5,0x80,0x80,8,9,0x80,0x80,12,13};
-    first = hn::BitCast(d, hn::TableLookupBytesOr0(hn::BitCast(bytes, pairs), hn::LoadDup128(bytes, kUp)));
+    alignas(32) static constexpr uint8_t kUp[] = {0x80, 0x80, 0, 1, 0x80, 0x80, 4,  5,
+                                                  0x80, 0x80, 8, 9, 0x80, 0x80, 12, 13};
+    first = hn::BitCast(
+        d, hn::TableLookupBytesOr0(hn::BitCast(bytes, pairs), hn::LoadDup128(bytes, kUp)));
 #else
     first = hn::BitCast(d, hn::ShiftLeft<16>(pairs));
 #endif
