@@ -156,7 +156,6 @@ void DecodeCase::Flush() const {
   heavywater::Flush(view.positions);
   heavywater::Flush(view.scores);
   heavywater::Flush(view.gains);
-  heavywater::Flush(scratch_.As<std::byte>());  // between layers it leaves the caches, too
   if (recall_ != nullptr) FlushRecall();
 }
 
