@@ -1,6 +1,7 @@
 #include "worker/server/report_queue.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "cache_service/base/check.h"
@@ -9,6 +10,12 @@ namespace heavywater {
 namespace {
 
 using Tokens = google::protobuf::RepeatedField<int32_t>;
+
+// A sequence that goes on under a new incarnation numbers its plans from a snapshot
+// again: what the one before it said is not of the same plans, nor of the same end.
+bool SameIncarnation(const v1::PlanReport& a, const v1::PlanReport& b) {
+  return a.sequence_id() == b.sequence_id() && a.incarnation() == b.incarnation();
+}
 
 void Prepend(const Tokens& first, Tokens& rest) {
   Tokens all = first;
@@ -19,7 +26,7 @@ void Prepend(const Tokens& first, Tokens& rest) {
 }  // namespace
 
 void MergeReports(const v1::PlanReport& older, v1::PlanReport& newer) {
-  HW_CHECK(older.sequence_id() == newer.sequence_id());
+  HW_CHECK(SameIncarnation(older, newer));
   newer.set_finished(older.finished() || newer.finished());
   newer.set_watermark(std::max(older.watermark(), newer.watermark()));
   if (older.tokens().empty()) return;
@@ -27,21 +34,29 @@ void MergeReports(const v1::PlanReport& older, v1::PlanReport& newer) {
   Prepend(older.tokens(), *newer.mutable_tokens());
 }
 
-ReportQueue::Entry* ReportQueue::Newest(SequenceId sequence, size_t end) {
-  for (size_t i = end; i > in_flight_; --i) {
-    Entry& entry = reports_[i - 1];
-    if (entry.queued.report.sequence_id() == sequence) return &entry;
+size_t ReportQueue::Newest(const v1::PlanReport& report) const {
+  for (size_t i = reports_.size(); i > in_flight_; --i) {
+    if (SameIncarnation(reports_[i - 1].queued.report, report)) return i - 1;
   }
-  return nullptr;
+  return reports_.size();
+}
+
+void ReportQueue::DropReplaced(const v1::PlanReport& report) {
+  for (size_t i = reports_.size(); i > in_flight_; --i) {
+    const v1::PlanReport& queued = reports_[i - 1].queued.report;
+    if (queued.sequence_id() != report.sequence_id()) continue;
+    if (queued.incarnation() >= report.incarnation()) continue;
+    Remove(i - 1);
+    ++dropped_;
+  }
 }
 
 void ReportQueue::Push(QueuedReport report) {
-  Entry* newest = Newest(report.report.sequence_id(), reports_.size());
-  if (newest != nullptr && !newest->queued.keep) {
-    MergeReports(newest->queued.report, report.report);
-    Remove(static_cast<size_t>(std::distance(
-        reports_.begin(), std::find_if(reports_.begin(), reports_.end(),
-                                       [&](const Entry& e) { return &e == newest; }))));
+  DropReplaced(report.report);
+  const size_t newest = Newest(report.report);
+  if (newest < reports_.size() && !reports_[newest].queued.keep) {
+    MergeReports(reports_[newest].queued.report, report.report);
+    Remove(newest);
   }
   const auto bytes = static_cast<int64_t>(report.report.ByteSizeLong());
   reports_.push_back({std::move(report), bytes});
@@ -50,14 +65,14 @@ void ReportQueue::Push(QueuedReport report) {
 }
 
 // The oldest report that may still change goes into the next one of its
-// sequence; one that has no successor is dropped.
+// incarnation; one that has no successor is dropped.
 void ReportQueue::MergeOldestKept() {
   const size_t oldest = in_flight_;
   const v1::PlanReport& report = reports_[oldest].queued.report;
   ++dropped_;
   for (size_t i = oldest + 1; i < reports_.size(); ++i) {
     Entry& next = reports_[i];
-    if (next.queued.report.sequence_id() != report.sequence_id()) continue;
+    if (!SameIncarnation(next.queued.report, report)) continue;
     MergeReports(report, next.queued.report);
     bytes_ -= next.bytes;
     next.bytes = static_cast<int64_t>(next.queued.report.ByteSizeLong());

@@ -25,9 +25,9 @@ class ReportQueue {
   ReportQueue(size_t max_reports, int64_t max_bytes)
       : max_reports_(max_reports), max_bytes_(max_bytes) {}
 
-  // Merges into the newest report of the same sequence where that one need not
-  // be kept. Over the bound, kept ones are merged too, and at last the oldest
-  // goes; both are counted.
+  // Merges into the newest report of the same sequence and incarnation where that one
+  // need not be kept; those of earlier incarnations are dropped, and counted. Over the bound, kept
+  // ones are merged too, and at last the oldest goes; both are counted.
   void Push(QueuedReport report);
 
   // Copies of the oldest reports, at most `max_bytes` together and at least one
@@ -46,8 +46,11 @@ class ReportQueue {
     int64_t bytes = 0;
   };
   bool OverBound() const { return reports_.size() > max_reports_ || bytes_ > max_bytes_; }
-  // The newest report of the sequence that is not in flight, before index `end`.
-  Entry* Newest(SequenceId sequence, size_t end);
+  // Where the newest report of the same incarnation of `report`'s sequence is, of
+  // those that are not in flight; size() where there is none.
+  size_t Newest(const v1::PlanReport& report) const;
+  // The cache service refuses what earlier incarnations said.
+  void DropReplaced(const v1::PlanReport& report);
   void MergeOldestKept();
   void Remove(size_t index);
 
@@ -59,7 +62,7 @@ class ReportQueue {
   int64_t dropped_ = 0;
 };
 
-// `older` and then `newer`, both of one sequence, as one report of the newer
+// `older` and then `newer`, both of one incarnation of one sequence, as one report of the newer
 // plan: nothing but the older plan's hash and sets is lost.
 void MergeReports(const v1::PlanReport& older, v1::PlanReport& newer);
 

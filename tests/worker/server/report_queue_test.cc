@@ -23,6 +23,12 @@ QueuedReport Report(SequenceId sequence, int64_t plan, bool keep = false) {
   return queued;
 }
 
+QueuedReport ReportOf(int32_t incarnation, int64_t plan, bool keep = false) {
+  QueuedReport queued = Report(7, plan, keep);
+  queued.report.set_incarnation(incarnation);
+  return queued;
+}
+
 std::string Plans(ReportQueue& queue) {
   std::string plans;
   for (const v1::PlanReport& report : queue.Peek(kPlenty)) {
@@ -93,6 +99,32 @@ TEST(ReportQueueTest, FinishedIsNeverMergedAway) {
   queue.Push(last);
   queue.Push(Report(7, 3));
   EXPECT_TRUE(queue.Peek(kPlenty)[0].finished());
+}
+
+TEST(ReportQueueTest, AnEarlierIncarnationIsDroppedNotMergedIntoTheOneThatGoesOn) {
+  ReportQueue queue(10, kPlenty);
+  queue.Push(ReportOf(1, 4, /*keep=*/true));
+  QueuedReport last = ReportOf(1, 5);
+  last.report.set_finished(true);
+  queue.Push(last);
+  queue.Push(Report(8, 1));
+  queue.Push(ReportOf(2, 3));
+  EXPECT_EQ(Plans(queue), "8:1 7:3 ");
+  EXPECT_EQ(queue.dropped(), 2);
+  const v1::PlanReport live = queue.Peek(kPlenty)[1];
+  EXPECT_FALSE(live.finished());
+  EXPECT_EQ(live.first_token(), 3);
+  EXPECT_THAT(live.tokens(), ElementsAre(3));
+}
+
+TEST(ReportQueueTest, OverTheBoundReportsOfTwoIncarnationsStayApart) {
+  ReportQueue queue(1, kPlenty);
+  queue.Push(ReportOf(2, 6));
+  queue.Push(ReportOf(1, 5));  // late, from a process that was replaced
+  const auto batch = queue.Peek(kPlenty);
+  ASSERT_EQ(batch.size(), 1u);
+  EXPECT_EQ(batch[0].incarnation(), 1);
+  EXPECT_THAT(batch[0].tokens(), ElementsAre(5));
 }
 
 }  // namespace
