@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +63,28 @@ def test_a_stream_that_breaks_off_is_seen_and_its_sequence_closed(servers: FakeS
     assert [o.kind for o in outcomes] == [REFUSED, COMPLETED, COMPLETED]
     assert len(outcomes[0].token_times_s) == 2
     assert len(servers.cache.closed) == 3
+
+
+@pytest.mark.parametrize(
+    ("indices", "said"), [([0, 1], "2 tokens came, want 3"), ([0, 2, 3], "token 2 came as number 2")]
+)
+def test_tokens_that_are_missing_or_out_of_order_are_an_error(indices: list[int], said: str) -> None:
+    class Stream:
+        sequence_id = 0  # nothing to close
+
+        def __enter__(self) -> Stream:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def __iter__(self) -> Iterator[SimpleNamespace]:
+            return iter([SimpleNamespace(index=index) for index in indices])
+
+    client = SimpleNamespace(generate=lambda prompt, **options: Stream(), disconnect=lambda: None)
+    clients = LoadClients(lambda: client, 1, [3], PolicyOptions())  # type: ignore[arg-type,return-value]
+    (outcome,) = clients.run([LoadRequest(0, 0.0, 2, 3, None, "0")])
+    assert (outcome.kind, outcome.code, outcome.message) == (FAILED, "DATA_LOSS", said)
 
 
 def test_a_sequence_that_cannot_be_closed_is_an_error_unless_one_is_known(servers: FakeServers) -> None:
