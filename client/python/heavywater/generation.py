@@ -124,6 +124,15 @@ class Generation:
         with translated():
             self._call = self._resume.generate(request)
 
+    def wait_accepted(self) -> int:
+        """Waits until the request is accepted, which is before its prompt is computed; returns the
+        sequence's id, 0 when the stream ended without naming one. To be called before the tokens are read."""
+        with translated():
+            response = next(self._call, None)  # names the sequence, has no token
+        if response is not None:
+            self._sequence_id = response.sequence_id
+        return self._sequence_id
+
     def text(self) -> str:
         """Reads to the end; returns the text."""
         return "".join(token.text for token in self)

@@ -88,6 +88,11 @@ class LocalServers:
         """Those that run now, by rank."""
         return self._supervisor.processes() if self._supervisor else self._workers
 
+    @property
+    def processes(self) -> list[ServerProcess]:
+        """All that run now: the cache service, then the workers by rank."""
+        return [*([self._cache] if self._cache else []), *self.workers]
+
     def stop(self) -> None:
         """Stops what runs: workers, then the cache service."""
         with _signals_ignored():

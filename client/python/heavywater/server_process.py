@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _LISTENING = re.compile(r"listening on (\S+)")
+_METRICS = re.compile(r"metrics on (\S+)")
 
 
 class ServerError(RuntimeError):
@@ -85,6 +86,11 @@ class ServerProcess:
             self.check_alive()
             time.sleep(0.05)
         raise ServerError(f"{self.name} does not listen in time:\n{self._last_words()}")
+
+    def metrics_address(self) -> str:
+        """Where its metrics are, once it listens; empty where they are off."""
+        found = _METRICS.search(self.log.read_text(errors="replace"))
+        return found.group(1) if found else ""
 
     def terminate(self) -> None:
         """Asks it to stop."""

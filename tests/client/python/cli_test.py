@@ -274,3 +274,21 @@ def test_eval_needle_asks_before_and_after_each_seed_by_default(haystack: list[s
     assert len(set(codes)) == 10
     assert [bool(request.suffix_tokens) for request in servers.worker.requests].count(True) == 20
     assert len(servers.worker.requests) == 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt-tokens", "9,x"], "--prompt-tokens 9,x, want MIN,MAX or one number"),
+        (["--new-tokens", "1,2,3"], "--new-tokens 1,2,3, want MIN,MAX or one number"),
+        (["--new-tokens", "8,4"], "new_tokens is 8,4, want"),
+        (["--address", "127.0.0.1:1"], "give --cache, too"),
+        (["--metrics", "127.0.0.1:1"], "--metrics without --address"),
+        (["--policy", "h2o", "--budget", "2"], "--budget 2, want"),
+    ],
+)
+def test_load_refuses_what_it_cannot_run_before_it_starts_anything(arguments: list[str], message: str) -> None:
+    done = run("load", *arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stdout == ""

@@ -210,3 +210,15 @@ def test_a_suffix_is_sent_as_it_is_given(client: Client, servers: FakeServers) -
     text, ids = servers.worker.requests
     assert (text.suffix_text, list(text.suffix_tokens)) == ("de", [])
     assert (ids.suffix_text, list(ids.suffix_tokens)) == ("", [4])
+
+
+def test_a_request_that_is_accepted_is_named_before_its_tokens_are_read(client: Client) -> None:
+    with client.generate("abc", max_new_tokens=3) as generation:
+        assert generation.wait_accepted() == generation.sequence_id == 42
+        assert [token.index for token in generation] == [0, 1, 2]
+
+
+def test_waiting_for_acceptance_says_why_there_is_none(client: Client, servers: FakeServers) -> None:
+    servers.worker.down = True
+    with pytest.raises(HeavywaterError, match="not complete"):
+        client.generate("abc", max_new_tokens=3).wait_accepted()

@@ -10,6 +10,7 @@ from heavywater.cli.diff import diff
 from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
 from heavywater.cli.inspect import inspect
+from heavywater.cli.load import load
 from heavywater.cli.plan_memory import plan_memory_command
 from heavywater.cli.serve import serve
 from heavywater.cli.soak import soak_command
@@ -23,6 +24,7 @@ app.command()(generate)
 app.command()(inspect)
 app.command()(diff)
 app.command()(serve)
+app.command()(load)
 app.command("soak")(soak_command)
 app.command("plan-memory")(plan_memory_command)
 app.add_typer(eval_app, name="eval")

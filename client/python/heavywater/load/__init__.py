@@ -1,0 +1,1 @@
+"""Load on running servers: what is asked, what came of it, and what was left behind."""
