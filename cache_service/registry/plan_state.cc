@@ -187,6 +187,10 @@ void PlanState::BoundPending() {
 }
 
 bool PlanState::IsComplete(const ReportedPlan& plan) const {
+  // Its reports may come in parts, the last of them for a snapshot.
+  for (int rank = 0; rank < layout_.num_ranks; ++rank) {
+    if (plan.snapshots[rank].size() < plan.snapshot_bytes[rank]) return false;
+  }
   const int num_sets = layout_.num_layers * (layout_.per_kv_head ? layout_.num_kv_heads : 1);
   return static_cast<int>(plan.sets.size()) == num_sets &&
          std::all_of(plan.reported.begin(), plan.reported.end(), [](bool is) { return is; }) &&
@@ -204,14 +208,14 @@ bool PlanState::IsStored(const ReportedPlan& plan, const std::vector<int64_t>& w
   return true;
 }
 
-void PlanState::Advance(const Watermarks& watermark) {
+void PlanState::Advance(const Watermarks& watermark, uint64_t order) {
   if (!agreement_.ok() || pending_.empty()) return;
   std::vector<int64_t> watermarks;
   for (int rank = 0; rank < layout_.num_ranks; ++rank) {
     // Pages may arrive long after the report of the plan that they belong to.
     watermarks.push_back(watermark(rank).value_or(ranks_[rank].watermark));
   }
-  TakeSnapshots(watermarks);
+  TakeSnapshots(watermarks, order);
   const auto last = std::find_if(pending_.rbegin(), pending_.rend(), [&](const auto& item) {
     return IsComplete(item.second) && IsStored(item.second, watermarks);
   });
@@ -231,12 +235,13 @@ bool PlanState::IsRestorable(const ReportedPlan& plan) const {
   return true;
 }
 
-void PlanState::TakeSnapshots(const std::vector<int64_t>& watermarks) {
+void PlanState::TakeSnapshots(const std::vector<int64_t>& watermarks, uint64_t order) {
   for (auto& [number, plan] : pending_) {
     if (!IsRestorable(plan) || !IsStored(plan, watermarks)) continue;
     if (!snapshots_.empty() && number <= snapshots_.back()->plan) continue;
     auto snapshot = std::make_shared<CommittedSnapshot>();
     snapshot->plan = number;
+    snapshot->order = order;
     snapshot->tokens_seen = plan.tokens_seen;
     snapshot->parts = std::exchange(plan.snapshots, std::vector<std::string>(layout_.num_ranks));
     plan.snapshot_bytes.assign(layout_.num_ranks, 0);
@@ -244,6 +249,26 @@ void PlanState::TakeSnapshots(const std::vector<int64_t>& watermarks) {
     snapshots_.push_back(std::move(snapshot));
     if (snapshots_.size() > kKeptSnapshots) snapshots_.pop_front();
   }
+}
+
+int64_t CommittedSnapshot::bytes() const {
+  int64_t bytes = 0;
+  for (const std::string& part : parts) bytes += static_cast<int64_t>(part.size());
+  return bytes;
+}
+
+int64_t PlanState::snapshot_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& snapshot : snapshots_) bytes += snapshot->bytes();
+  return bytes;
+}
+
+std::shared_ptr<const CommittedSnapshot> PlanState::oldest_snapshot() const {
+  return snapshots_.empty() ? nullptr : snapshots_.front();
+}
+
+void PlanState::DropOldestSnapshot() {
+  if (!snapshots_.empty()) snapshots_.pop_front();
 }
 
 std::shared_ptr<const CommittedSnapshot> PlanState::FindSnapshot(int64_t max_tokens_seen) const {
@@ -260,10 +285,15 @@ std::shared_ptr<const CommittedSnapshot> PlanState::SnapshotOfPlan(int64_t plan)
   return nullptr;
 }
 
-void PlanState::GoBackTo(int64_t plan) {
+void PlanState::GoBackTo(int64_t plan, int64_t num_tokens) {
   // What some ranks have reported and others have not may come again otherwise numbered.
   pending_.clear();
   while (!snapshots_.empty() && snapshots_.back()->plan > plan) snapshots_.pop_back();
+  // Later plans, and the tokens that nobody has received, may come again as others.
+  if (committed_ != nullptr && committed_->number > plan) committed_ = nullptr;
+  if (static_cast<int64_t>(tokens_.size()) > num_tokens) {
+    tokens_.resize(static_cast<size_t>(num_tokens));
+  }
   for (Rank& rank : ranks_) {
     rank.last_plan = plan;
     rank.finished = false;

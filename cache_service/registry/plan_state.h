@@ -44,6 +44,8 @@ struct CommittedSnapshot {
   int64_t plan = 0;
   int64_t tokens_seen = 0;
   std::vector<std::string> parts;  // [num_ranks]
+  uint64_t order = 0;              // as given to Advance() when it was taken
+  int64_t bytes() const;
 };
 
 struct ReportedPlan {
@@ -75,8 +77,9 @@ class PlanState {
   // Moves the committed plan on. `watermark(rank)`: positions below are in the
   // host tier, as the tier knows it; none for a rank that writes no pages there:
   // what it reported counts.
+  // `order`: marks the snapshots taken now, for whoever compares their age.
   using Watermarks = std::function<std::optional<int64_t>(int rank)>;
-  void Advance(const Watermarks& watermark);
+  void Advance(const Watermarks& watermark, uint64_t order = 0);
 
   // Null before the first.
   std::shared_ptr<const ReportedPlan> committed() const { return committed_; }
@@ -85,8 +88,15 @@ class PlanState {
   std::shared_ptr<const CommittedSnapshot> FindSnapshot(int64_t max_tokens_seen) const;
   // The state of that plan; null when it is not kept.
   std::shared_ptr<const CommittedSnapshot> SnapshotOfPlan(int64_t plan) const;
-  // The ranks go on from the state of `plan`, and report again what came after it.
-  void GoBackTo(int64_t plan);
+  // Of all that are kept.
+  int64_t snapshot_bytes() const;
+  // Null: none.
+  std::shared_ptr<const CommittedSnapshot> oldest_snapshot() const;
+  void DropOldestSnapshot();
+  // The ranks go on from the state of `plan` with the first `num_tokens` tokens, and
+  // report again what came after it: nothing is committed until then if the committed
+  // plan came after it.
+  void GoBackTo(int64_t plan, int64_t num_tokens);
   // FAILED_PRECONDITION naming both values once ranks have disagreed; no plan is
   // committed from then on.
   const absl::Status& agreement() const { return agreement_; }
@@ -108,7 +118,7 @@ class PlanState {
   void CheckAgreement(const ReportedPlan& plan, int rank, const v1::PlanReport& report);
   void AddSnapshot(int rank, const v1::SnapshotPart& part, ReportedPlan& plan) const;
   bool IsRestorable(const ReportedPlan& plan) const;
-  void TakeSnapshots(const std::vector<int64_t>& watermarks);
+  void TakeSnapshots(const std::vector<int64_t>& watermarks, uint64_t order);
   bool IsComplete(const ReportedPlan& plan) const;
   // `watermarks`: of each rank.
   static bool IsStored(const ReportedPlan& plan, const std::vector<int64_t>& watermarks);

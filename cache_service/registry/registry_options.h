@@ -10,6 +10,9 @@ namespace heavywater {
 struct RegistryOptions {
   int64_t max_sequences = 10000;
   int64_t max_groups = 64;
+  // Of committed states to go on from, of all sequences together: beyond it the oldest
+  // are dropped, and their sequences are computed again after a failure.
+  int64_t max_snapshot_bytes = int64_t{1} << 30;
   absl::Duration sequence_lease = absl::Seconds(60);  // where Open gives none
   absl::Duration rank_lease = absl::Seconds(5);
   // Numbers go up from here. The server begins at its start time, so that no id

@@ -100,6 +100,11 @@ absl::Status SequenceRegistry::Unknown(SequenceId id) const {
   return absl::NotFoundError(absl::StrCat("sequence ", id, " is unknown or has ended"));
 }
 
+int64_t SequenceRegistry::snapshot_bytes() const {
+  MutexLock lock(&mutex_);
+  return snapshot_bytes_;
+}
+
 int64_t SequenceRegistry::num_reclaimed() const {
   MutexLock lock(&mutex_);
   return num_reclaimed_;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "cache_service/registry/layout.h"
 #include "cache_service/registry/plan_sets.h"
@@ -130,6 +131,7 @@ absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(Seque
 SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator record) {
   const auto& [id, state] = *record;
   (void)store_.Release(id);
+  snapshot_bytes_ -= state.plans.snapshot_bytes();
   ended_.push_back(
       {id, state.request.group(), state.request.epoch(), state.num_ranks, state.lease_end});
   ended_requests_.push_back(state.request.request_id());
@@ -142,10 +144,31 @@ SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator reco
 }
 
 void SequenceRegistry::Advance(SequenceId id, Record& record) {
-  record.plans.Advance([&](int rank) -> std::optional<int64_t> {
-    if (!store_.IsWriter(id, rank)) return std::nullopt;
-    return store_.Watermark(id, rank);
-  });
+  const int64_t before = record.plans.snapshot_bytes();
+  record.plans.Advance(
+      [&](int rank) -> std::optional<int64_t> {
+        if (!store_.IsWriter(id, rank)) return std::nullopt;
+        return store_.Watermark(id, rank);
+      },
+      ++num_advances_);
+  snapshot_bytes_ += record.plans.snapshot_bytes() - before;
+  BoundSnapshots();
+}
+
+void SequenceRegistry::BoundSnapshots() {
+  while (snapshot_bytes_ > options_.max_snapshot_bytes) {
+    PlanState* oldest = nullptr;
+    for (auto& [id, record] : records_) {
+      const auto snapshot = record.plans.oldest_snapshot();
+      if (snapshot == nullptr) continue;
+      if (oldest == nullptr || snapshot->order < oldest->oldest_snapshot()->order) {
+        oldest = &record.plans;
+      }
+    }
+    HW_CHECK(oldest != nullptr);
+    snapshot_bytes_ -= oldest->oldest_snapshot()->bytes();
+    oldest->DropOldestSnapshot();
+  }
 }
 
 v1::Sequence SequenceRegistry::Describe(SequenceId id, Record& record) {

@@ -99,6 +99,7 @@ class SequenceRegistry {
   int64_t num_reports() const;
   int64_t num_disagreements() const;
   int64_t num_reclaimed() const;  // ended to make room
+  int64_t snapshot_bytes() const;
 
  private:
   struct Record {
@@ -152,6 +153,7 @@ class SequenceRegistry {
   absl::Status CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks, SequenceId id,
                            const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BoundSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::Sequence Describe(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ValidateReports(const v1::ReportPlanRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -170,6 +172,8 @@ class SequenceRegistry {
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
   std::set<SequenceId> reclaimed_ ABSL_GUARDED_BY(mutex_);  // the last ones
   int64_t num_reclaimed_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t num_advances_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t snapshot_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of all records
   int64_t num_reports_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t num_disagreements_ ABSL_GUARDED_BY(mutex_) = 0;
 };

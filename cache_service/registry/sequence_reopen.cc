@@ -45,12 +45,13 @@ absl::Status SequenceRegistry::CheckReopen(const v1::ReopenSequenceRequest& requ
       CheckSame("policy", request.policy().ShortDebugString(), opened.policy().ShortDebugString()));
   HW_RETURN_IF_ERROR(
       CheckSame("budget", request.budget().ShortDebugString(), opened.budget().ShortDebugString()));
-  HW_RETURN_IF_ERROR(record.plans.agreement());
   HW_RETURN_IF_ERROR(CheckTokens(request.tokens(), record.plans.tokens()));
+  if (!record.plans.agreement().ok()) {
+    return absl::DataLossError(record.plans.agreement().message());
+  }
   if (store_.HostBytes(id) == store_.SequenceBytes(id)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("of its ", store_.SequenceBytes(id),
-                                                    " bytes only ", store_.HostBytes(id),
-                                                    " are in host memory"));
+  return absl::DataLossError(absl::StrCat("of its ", store_.SequenceBytes(id), " bytes only ",
+                                          store_.HostBytes(id), " are in host memory"));
 }
 
 absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
@@ -63,11 +64,13 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   Advance(id, record);
   const auto snapshot = record.plans.FindSnapshot(request.max_tokens_seen());
   if (snapshot == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("sequence ", id, " has no committed state of ", request.max_tokens_seen(),
-                     " tokens or fewer"));
+    return absl::DataLossError(absl::StrCat("sequence ", id, " has no committed state of ",
+                                            request.max_tokens_seen(), " tokens or fewer"));
   }
-  record.plans.GoBackTo(snapshot->plan);
+  snapshot_bytes_ -= record.plans.snapshot_bytes();
+  record.plans.GoBackTo(snapshot->plan,
+                        std::max<int64_t>(request.tokens_size(), snapshot->tokens_seen));
+  snapshot_bytes_ += record.plans.snapshot_bytes();
   ++record.incarnation;
   record.lease_end = clock_.Now() + record.lease;
   record.last_use = clock_.Now();

@@ -72,11 +72,14 @@ LedgerSnapshot DemotedLedger::Save(bool with_scores) const {
 }
 
 absl::Status DemotedLedger::Load(const LedgerSnapshot& snapshot) {
-  const auto size = static_cast<size_t>(num_sets_ * snapshot.stride);
-  if (snapshot.stride < 0 || snapshot.scores.size() != size || snapshot.clocks.size() != size) {
-    return absl::DataLossError(absl::StrCat("snapshot: a ledger has ", snapshot.scores.size(),
-                                            " scores and ", snapshot.clocks.size(),
-                                            " clocks, want ", size, " of each"));
+  // By division: the stride may be any number.
+  const size_t size = snapshot.scores.size();
+  const auto sets = static_cast<size_t>(num_sets_);
+  if (snapshot.stride < 0 || static_cast<uint64_t>(snapshot.stride) != size / sets ||
+      size % sets != 0 || snapshot.clocks.size() != size) {
+    return absl::DataLossError(absl::StrCat("snapshot: a ledger has ", size, " scores and ",
+                                            snapshot.clocks.size(), " clocks, want ", num_sets_,
+                                            " times ", snapshot.stride, " of each"));
   }
   Grow(snapshot.stride);
   for (int set = 0; set < num_sets_; ++set) {

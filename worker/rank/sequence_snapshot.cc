@@ -103,6 +103,10 @@ absl::Status SequenceCache::CheckLayer(int layer, std::span<const SlotSnapshot> 
   if (budget_.bounded_decode && used > planned_capacities_[static_cast<size_t>(layer)]) {
     return BadSnapshot("slots of a set", used, planned_capacities_[static_cast<size_t>(layer)]);
   }
+  // Where nothing else bounds what is allocated for them.
+  if (!budget_.bounded_decode && used > tokens_seen) {
+    return BadSnapshot("slots of a set", used, tokens_seen);
+  }
   const int64_t resident = used - std::count(first.begin(), first.end(), kNoPosition);
   for (const SlotSnapshot& slots : sets) {
     HW_RETURN_IF_ERROR(CheckSlots(slots, used, resident, tokens_seen));

@@ -3,30 +3,48 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "cache_service/base/ids.h"
+#include "cache_service/base/mutex.h"
 #include "worker/server/generation_request.h"
 #include "worker/server/response_queue.h"
 #include "worker/server/sequence_client.h"
 
 namespace heavywater {
 
-struct Generation {
+class Generation {
+ public:
   // What a slow client may leave unread.
   static constexpr size_t kMaxUnreadMessages = 256;
   static constexpr int64_t kMaxUnreadBytes = int64_t{16} << 20;
 
   Generation(GenerationRequest request, const OpenedSequence& opened)
-      : request(std::move(request)), sequence(opened.id), lease(opened.lease), opened(opened) {}
+      : request(std::move(request)),
+        sequence(opened.id),
+        lease(opened.lease),
+        opened(opened),
+        tokens_(this->request.received) {}
+
+  // The step's side, before the client is told a new token.
+  void NoteToken(int32_t token);
+  // `other` is the same request again: equal prompt, suffix, policy and tenant, and its
+  // tokens are this one's, as far as both have them.
+  bool IsContinuedBy(const GenerationRequest& other) const;
 
   const GenerationRequest request;
   const SequenceId sequence;
   const absl::Duration lease;  // as OpenedSequence says
   const OpenedSequence opened;
-  // The ranks could not restore it: it is of no use to anybody.
+  // What the ranks were to restore is lost or broken: it is of no use to anybody.
   std::atomic<bool> restore_failed = false;
   ResponseQueue responses{kMaxUnreadMessages, kMaxUnreadBytes};
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<int32_t> tokens_ ABSL_GUARDED_BY(mutex_);  // new ones: the client's, and those told
 };
 
 }  // namespace heavywater

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
@@ -13,25 +14,36 @@ namespace {
 // For the step to close what a client has left.
 constexpr absl::Duration kEndTimeout = absl::Seconds(3);
 
+// A text that has begun may not be turned away for good: its client comes again.
+absl::Status LaterIfResumed(bool resumed, const absl::Status& queued) {
+  if (!resumed || !absl::IsResourceExhausted(queued)) return queued;
+  return absl::UnavailableError(queued.message());
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::Start(
     const v1::GenerateRequest& proto) {
   HW_ASSIGN_OR_RETURN(GenerationRequest request, ParseGenerateRequest(proto, limits_));
   HW_RETURN_IF_ERROR(memory_.Check(request.sequence));
-  HW_RETURN_IF_ERROR(queue_.CheckRoom());
-  HW_RETURN_IF_ERROR(EndRunning(request.resume_sequence));
+  HW_RETURN_IF_ERROR(LaterIfResumed(proto.has_resume(), queue_.CheckRoom()));
+  const SequenceId resumed = request.resume_sequence;
+  HW_ASSIGN_OR_RETURN(const bool claimed, ClaimSequence(request));
+  const absl::Cleanup release = [&] {
+    if (claimed) ReleaseSequence(resumed);
+  };
   HW_RETURN_IF_ERROR(ClaimRequestId(proto.request_id()));
-  auto generation = OpenAndQueue(std::move(request));
+  auto generation = OpenAndQueue(std::move(request), claimed);
   if (!generation.ok()) ReleaseRequestId(proto.request_id());
   return generation;
 }
 
 absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::OpenAndQueue(
-    GenerationRequest request) {
-  HW_ASSIGN_OR_RETURN(const OpenedSequence opened, OpenSequence(request));
+    GenerationRequest request, bool claimed) {
+  HW_ASSIGN_OR_RETURN(const OpenedSequence opened, OpenSequence(request, claimed));
   auto generation = std::make_shared<Generation>(std::move(request), opened);
-  const absl::Status queued = queue_.Submit(generation);
+  const absl::Status queued =
+      LaterIfResumed(generation->request.resume_sequence != 0, queue_.Submit(generation));
   if (!queued.ok()) {
     sequences_.Release(opened.id, /*discard=*/!opened.restored());
     return queued;
@@ -41,12 +53,19 @@ absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::OpenAndQueue(
   return generation;
 }
 
-absl::StatusOr<OpenedSequence> GenerationEngine::OpenSequence(const GenerationRequest& request) {
-  if (request.resume_sequence != 0) {
+absl::StatusOr<OpenedSequence> GenerationEngine::OpenSequence(const GenerationRequest& request,
+                                                              bool claimed) {
+  if (claimed) {
     auto reopened = Reopen(request);
     if (reopened.ok() || absl::IsUnavailable(reopened.status())) return reopened;
     LogWarn("sequence is computed again from its tokens",
             {{"sequence", request.resume_sequence}, {"reason", reopened.status().ToString()}});
+    // Its pages make room for the new one's.
+    if (absl::IsDataLoss(reopened.status())) sequences_.Close(request.resume_sequence);
+  } else if (request.resume_sequence != 0) {
+    LogWarn("sequence is computed again from its tokens",
+            {{"sequence", request.resume_sequence},
+             {"reason", "there is no cache service, or the sequence runs for another request"}});
   }
   return sequences_.Open(
       {.options = request.sequence, .budget = request.budget, .tenant = request.tenant});
@@ -64,19 +83,32 @@ absl::StatusOr<OpenedSequence> GenerationEngine::Reopen(const GenerationRequest&
       max_tokens_seen);
 }
 
-absl::Status GenerationEngine::EndRunning(SequenceId sequence) {
+absl::StatusOr<bool> GenerationEngine::ClaimSequence(const GenerationRequest& request) {
+  const SequenceId sequence = request.resume_sequence;
+  if (sequence == 0 || !sequences_.has_service()) return false;
   const absl::Time deadline = absl::Now() + kEndTimeout;
   MutexLock lock(&mutex_);
-  const auto running = running_.find(sequence);
-  if (running == running_.end()) return absl::OkStatus();
-  running->second->responses.Cancel();
-  queue_.Wake();
-  while (running_.contains(sequence) && absl::Now() < deadline) {
+  while (true) {
+    const auto running = running_.find(sequence);
+    if (running == running_.end()) {
+      if (claimed_.insert(sequence).second) return true;
+    } else if (!running->second->IsContinuedBy(request)) {
+      return false;
+    } else {
+      running->second->responses.Cancel();
+      queue_.Wake();
+    }
+    if (absl::Now() >= deadline) break;
     changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
   }
-  if (!running_.contains(sequence)) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("sequence ", sequence, " still runs for another call"));
+}
+
+void GenerationEngine::ReleaseSequence(SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  claimed_.erase(sequence);
+  changed_.SignalAll();
 }
 
 void GenerationEngine::End(const Generation& generation, bool any_output) {

@@ -36,12 +36,16 @@ class GenerationEngine {
   void Wake() { queue_.Wake(); }
 
  private:
-  absl::StatusOr<std::shared_ptr<Generation>> OpenAndQueue(GenerationRequest request);
+  absl::StatusOr<std::shared_ptr<Generation>> OpenAndQueue(GenerationRequest request, bool claimed);
   // Of a request that continues: the sequence as it was, else one that is computed again.
-  absl::StatusOr<OpenedSequence> OpenSequence(const GenerationRequest& request);
+  absl::StatusOr<OpenedSequence> OpenSequence(const GenerationRequest& request, bool claimed);
   absl::StatusOr<OpenedSequence> Reopen(const GenerationRequest& request);
-  // Its client is back: what still runs for the connection that it has lost ends.
-  absl::Status EndRunning(SequenceId sequence);
+  // The sequence that the request resumes is its alone until ReleaseSequence(). Its
+  // client is back: what still runs for the connection that it has lost ends first.
+  // False: nothing is resumed, there is no cache service (then ids are those of this
+  // process alone), or the id is of another request, which runs on.
+  absl::StatusOr<bool> ClaimSequence(const GenerationRequest& request);
+  void ReleaseSequence(SequenceId sequence);
   absl::Status ClaimRequestId(const std::string& request_id);
   void ReleaseRequestId(const std::string& request_id);
 
@@ -52,6 +56,7 @@ class GenerationEngine {
   Mutex mutex_;
   CondVar changed_;
   std::set<std::string> request_ids_ ABSL_GUARDED_BY(mutex_);  // that run
+  std::set<SequenceId> claimed_ ABSL_GUARDED_BY(mutex_);       // about to run again
   std::map<SequenceId, std::shared_ptr<Generation>> running_ ABSL_GUARDED_BY(mutex_);
 };
 

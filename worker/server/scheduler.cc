@@ -18,7 +18,13 @@ absl::Status GroupFailed(const absl::Status& status) {
   return absl::UnavailableError(absl::StrCat("the worker group failed: ", status.ToString()));
 }
 
-// The client comes again, and it is computed from its tokens then.
+// The state itself is gone or broken; anything else (the service is away, memory is
+// short) may be over when the client comes again.
+bool StateIsLost(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsFailedPrecondition(status) || absl::IsDataLoss(status);
+}
+
+// The client comes again, for what is kept or to have it computed from its tokens.
 absl::Status NotRestored(const absl::Status& status) {
   return absl::UnavailableError(
       absl::StrCat("the sequence cannot be restored: ", status.ToString()));
@@ -155,7 +161,7 @@ absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
     return result.status();
   }
   if (!result->status.ok()) {
-    generation->restore_failed = restored;
+    generation->restore_failed = restored && StateIsLost(result->status);
     generation->responses.Finish(restored ? NotRestored(result->status) : result->status);
     return absl::OkStatus();
   }

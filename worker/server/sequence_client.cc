@@ -118,7 +118,11 @@ absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const Seque
 void SequenceClient::Release(SequenceId sequence, bool discard) {
   if (link_ == nullptr) return;
   link_->RemoveSequence(sequence);
-  if (!discard || !link_->up()) return;
+  if (discard) Close(sequence);
+}
+
+void SequenceClient::Close(SequenceId sequence) {
+  if (link_ == nullptr || !link_->up()) return;
   v1::CloseSequenceRequest request;
   request.set_sequence_id(sequence);
   request.set_request_id(absl::StrCat(link_->options().instance, "/close/", sequence));

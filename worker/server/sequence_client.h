@@ -41,6 +41,7 @@ class SequenceClient {
   // `link` null: no cache service, ids count from 1. It must outlive this.
   explicit SequenceClient(CacheLink* link);
 
+  bool has_service() const { return link_ != nullptr; }
   // Registers the sequence; its lease is renewed until Release(). UNAVAILABLE
   // when the service cannot be reached or the group is joining it anew.
   absl::StatusOr<OpenedSequence> Open(const SequenceToOpen& sequence);
@@ -49,6 +50,8 @@ class SequenceClient {
   // says, without a cache service FAILED_PRECONDITION.
   absl::StatusOr<OpenedSequence> Reopen(SequenceId id, const SequenceToOpen& sequence,
                                         const std::vector<int32_t>& text, int64_t max_tokens_seen);
+  // Ends a sequence that Reopen() has found to be lost (DATA_LOSS).
+  void Close(SequenceId sequence);
   // The lease runs out by itself. `discard`: nothing of it is worth keeping, it
   // ends now.
   void Release(SequenceId sequence, bool discard);

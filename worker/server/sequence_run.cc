@@ -183,6 +183,7 @@ void SequenceRun::Send(std::span<const float> logits, const std::string& text,
   FillCounts(stats, *response.mutable_counts());
   response.set_device_bytes(figures_.device_bytes);
   response.set_host_bytes(figures_.host_bytes);
+  generation_->NoteToken(next_token_);
   responses().Push(std::move(response));
 }
 

@@ -71,8 +71,7 @@ class GenerationServer {
               {{"group", config_.group()}, {"error", status.ToString()}});
       metrics_.CountFailedFormation();
       const absl::Status formed = FormAgain(connect);
-      if (absl::IsCancelled(formed)) return End(absl::OkStatus());
-      if (!formed.ok()) return End(formed);
+      if (!formed.ok()) return End(told_to_stop_ ? absl::OkStatus() : formed);
     }
   }
 
@@ -129,7 +128,9 @@ class GenerationServer {
   absl::Status FormAgain(const CommunicatorFactory& connect) {
     StopFlag stop;
     SignalWatch watch(signal_, stop);
-    return worker_.Reform(config_, connect, stop);
+    const absl::Status formed = worker_.Reform(config_, connect, stop);
+    told_to_stop_ = stop.stopped();
+    return formed;
   }
 
   absl::Status End(const absl::Status& status) {

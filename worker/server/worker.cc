@@ -207,6 +207,7 @@ absl::Status Worker::Reform(const v1::WorkerConfig& config, const CommunicatorFa
       status = StartRunner(config);
     }
     if (status.ok()) return status;
+    runner_.reset();
     LogWarn("the ranks did not connect; trying again", {{"error", status.ToString()}});
   } while (absl::Now() < deadline && !stop.stopped());
   return stop.stopped() ? absl::CancelledError("stopped while the group forms again") : status;

@@ -50,8 +50,10 @@ class Worker {
                                                         StopFlag& stop);
   ~Worker();
 
-  CommandRunner& runner() { return *runner_; }    // where there is a model
+  CommandRunner& runner() { return *runner_; }    // where there is a model, while formed()
   AttentionEngine& engine() { return *engine_; }  // where there is none
+  // Not after a Reform() that has failed: there is no runner, perhaps no communicator.
+  bool formed() const { return runner_ != nullptr; }
   PlanReports& reports() { return *reports_; }
   Communicator& communicator() { return *communicator_; }
   RemoteHostTier* tier() { return tier_.get(); }  // null without a cache service
@@ -61,7 +63,8 @@ class Worker {
   Reporter* reporter() { return reporter_.get(); }  // likewise
   // The group has failed: lets go of what belongs to the formation that it was, open
   // sequences included, waits for the missing ranks (up to reform_timeout_ms, or
-  // `stop`) and connects to them. The weights stay, and the host tier.
+  // `stop`) and connects to them. The weights stay, and the host tier. Whether an error
+  // comes of `stop` only `stop` says: a call that ends late is CANCELLED, too.
   absl::Status Reform(const v1::WorkerConfig& config, const CommunicatorFactory& connect,
                       StopFlag& stop);
   // Gives pages and reports that are still on their way a moment to arrive.

@@ -60,7 +60,10 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
     StopFlag stop;
     SignalWatch watch(signal, stop);
     auto created = Worker::Create(config, facts, advertised, connect, stop);
-    if (absl::IsCancelled(created.status())) return absl::OkStatus();
+    if (!created.ok() && stop.stopped()) {
+      LogInfo("stopped while the group forms", {{"status", created.status().ToString()}});
+      return absl::OkStatus();
+    }
     HW_ASSIGN_OR_RETURN(worker, std::move(created));
   }
   LogInfo("ready", {{"rank", config.rank()}, {"size", config.size()}});
@@ -76,7 +79,7 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
   worker->Flush(kFlushTimeout);
   // Nobody tears down a connection that another rank still uses, nor leaves the
   // group while another rank still reports to it: the first to leave ends it.
-  if (status.ok()) worker->runner().communicator().Barrier().IgnoreError();
+  if (status.ok() && worker->formed()) worker->runner().communicator().Barrier().IgnoreError();
   worker->Leave();
   return status;
 }

@@ -96,7 +96,7 @@ TEST_F(PlanSnapshotTest, TheLastTwoSnapshotsAreKeptAndRanksGoBackToOne) {
   v1::PlanReport last = Report(4, 40, 1, 40);
   last.set_finished(true);
   Apply(0, last);
-  state_.GoBackTo(2);
+  state_.GoBackTo(2, 20);
   EXPECT_FALSE(state_.finished(0));
   EXPECT_EQ(state_.FindSnapshot(100)->plan, 2);
   EXPECT_EQ(state_.SnapshotOfPlan(3), nullptr);
@@ -105,6 +105,52 @@ TEST_F(PlanSnapshotTest, TheLastTwoSnapshotsAreKeptAndRanksGoBackToOne) {
     Apply(rank, WithSnapshot(Report(3, 30, 1, 30), absl::StrCat("again", rank)));
   }
   EXPECT_THAT(state_.FindSnapshot(100)->parts, ElementsAre("again0", "again1"));
+}
+
+v1::PlanReport WithSets(v1::PlanReport report) {
+  for (int layer = 0; layer < 2; ++layer) {
+    v1::ReportedSet& set = *report.add_sets();
+    set.set_layer(layer);
+    set.set_kv_head(-1);
+    set.add_positions(layer);
+  }
+  return report;
+}
+
+TEST_F(PlanSnapshotTest, GoingBackForgetsTheTokensAndTheCommittedPlanThatCameLater) {
+  for (int plan = 1; plan <= 2; ++plan) {
+    Apply(1, WithSnapshot(Report(plan, 10 * plan, 1, 10 * plan), "one"));
+    v1::PlanReport report = WithSets(WithSnapshot(Report(plan, 10 * plan, 1, 10 * plan), "zero"));
+    report.set_first_token(10 * (plan - 1));
+    for (int i = 0; i < 10; ++i) report.add_tokens(plan);
+    Apply(0, report);
+  }
+  ASSERT_EQ(state_.committed()->number, 2);
+  ASSERT_EQ(state_.tokens().size(), 20u);
+  state_.GoBackTo(1, 12);
+  EXPECT_EQ(state_.committed(), nullptr);
+  EXPECT_EQ(state_.tokens().size(), 12u);
+  // Plan 2 again, with other tokens.
+  v1::PlanReport report = WithSets(WithSnapshot(Report(2, 15, 9, 15), "again"));
+  report.set_first_token(12);
+  report.add_tokens(8);
+  Apply(0, report);
+  Apply(1, WithSnapshot(Report(2, 15, 9, 15), "again"));
+  ASSERT_NE(state_.committed(), nullptr);
+  EXPECT_EQ(state_.committed()->tokens_seen, 15);
+  EXPECT_EQ(state_.tokens().back(), 8);
+  EXPECT_EQ(state_.FindSnapshot(100)->plan, 2);
+}
+
+TEST_F(PlanSnapshotTest, SetsThatCompleteAPlanDoNotEndASnapshotThatIsStillComing) {
+  Apply(1, WithSnapshot(Report(1, 10, 1, 10), "on", 3, 0));
+  Apply(0, WithSets(WithSnapshot(Report(1, 10, 1, 10), "zero")));
+  EXPECT_EQ(state_.committed(), nullptr);
+  Apply(1, WithSnapshot(Report(1, 10, 1, 10), "e", 3, 2));
+  ASSERT_NE(state_.FindSnapshot(100), nullptr);
+  EXPECT_THAT(state_.FindSnapshot(100)->parts, ElementsAre("zero", "one"));
+  ASSERT_NE(state_.committed(), nullptr);
+  EXPECT_EQ(state_.committed()->number, 1);
 }
 
 TEST_F(PlanSnapshotTest, ASnapshotThatDoesNotFitItsSizeIsRefusedNamingTheField) {

@@ -83,15 +83,16 @@ class SequenceReopenTest : public ::testing::Test {
     for (int32_t token = 0; token < kTokens; ++token) request.add_tokens(100 + token);
     return request;
   }
-  std::string Refusal(const v1::ReopenSequenceRequest& request) {
+  std::string Refusal(const v1::ReopenSequenceRequest& request,
+                      absl::StatusCode code = absl::StatusCode::kFailedPrecondition) {
     const auto reopened = registry_.Reopen(request);
-    EXPECT_EQ(reopened.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(reopened.status().code(), code);
     return std::string(reopened.status().message());
   }
 
   FakeClock clock_;
   HostPageStore store_{*Slab::Create("", 100 * 4096)};
-  Registry registry_{RegistryOptions{}, store_, clock_};
+  Registry registry_{RegistryOptions{.max_snapshot_bytes = 100}, store_, clock_};
   Epoch epoch_ = 0;
   v1::OpenSequenceRequest open_;
   SequenceId id_ = 0;
@@ -117,13 +118,14 @@ TEST_F(SequenceReopenTest, OtherProcessesGetTheCommittedStateOfEachRank) {
 }
 
 TEST_F(SequenceReopenTest, WithoutACommittedStateInReachItIsRefused) {
-  EXPECT_THAT(Refusal(Request()), HasSubstr("no committed state"));
+  const auto lost = absl::StatusCode::kDataLoss;
+  EXPECT_THAT(Refusal(Request(), lost), HasSubstr("no committed state"));
   Send(0, Report(1, "part"));
-  EXPECT_THAT(Refusal(Request()), HasSubstr("no committed state"));
+  EXPECT_THAT(Refusal(Request(), lost), HasSubstr("no committed state"));
   Send(1, Report(1, "part"));
   v1::ReopenSequenceRequest early = Request();
   early.set_max_tokens_seen(kTokens - 1);
-  EXPECT_THAT(Refusal(early), HasSubstr(absl::StrCat(kTokens - 1)));
+  EXPECT_THAT(Refusal(early, lost), HasSubstr(absl::StrCat(kTokens - 1)));
   EXPECT_TRUE(registry_.Reopen(Request()).ok());
 }
 
@@ -168,6 +170,27 @@ TEST_F(SequenceReopenTest, LateReportsOfTheEarlierIncarnationAreIgnored) {
     Send(rank, last);
   }
   EXPECT_TRUE(registry_.sequences().Get(id_)->finished());
+}
+
+TEST_F(SequenceReopenTest, BeyondTheBoundTheOldestStatesOfAllSequencesAreDropped) {
+  SendSnapshots();
+  const SequenceId first = id_;
+  EXPECT_EQ(registry_.sequences().snapshot_bytes(), 12);
+  open_ = TestOpen("second", epoch_);
+  const auto opened = registry_.Open(open_);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  id_ = opened->sequence_id();
+  for (int rank = 0; rank < kRanks; ++rank) Send(rank, Report(1, std::string(45, 'x')));
+  EXPECT_EQ(registry_.sequences().snapshot_bytes(), 90);
+  EXPECT_TRUE(registry_.Reopen(Request()).ok());
+  id_ = first;
+  EXPECT_THAT(Refusal(Request(), absl::StatusCode::kDataLoss), HasSubstr("no committed state"));
+  // The ended hold nothing.
+  v1::CloseSequenceRequest close;
+  close.set_sequence_id(opened->sequence_id());
+  close.set_request_id("close");
+  ASSERT_TRUE(registry_.sequences().Close(close).ok());
+  EXPECT_EQ(registry_.sequences().snapshot_bytes(), 0);
 }
 
 TEST_F(SequenceReopenTest, ReopeningRenewsTheLease) {

@@ -189,7 +189,11 @@ class RestoreRefusalTest : public ::testing::Test {
  protected:
   RestoreRefusalTest() {
     options_.tiers = {&tier_};
-    sequence_ = TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 8, 8, 40);
+    Take(TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 8, 8, 40));
+  }
+  // The state at the end of the sequence's prompt.
+  void Take(const SequenceOptions& sequence) {
+    sequence_ = sequence;
     group_ = std::make_unique<TestGroup>(options_);
     EXPECT_TRUE(group_->OpenAndRunPrompt(kSequence, sequence_, TestTokens(1, 40)).ok());
     auto snapshot = (*group_->cache().Find(kSequence))->Snapshot(true);
@@ -214,6 +218,30 @@ TEST_F(RestoreRefusalTest, PagesThatAreNotThereAreNamedAndNothingStaysOpen) {
   EXPECT_EQ(group_->cache().num_sequences(), 0);
   tier_.stored = 40;
   EXPECT_TRUE(Restore().ok());
+}
+
+TEST_F(RestoreRefusalTest, MoreSlotsThanTokensAreDataLossWithoutABudget) {
+  Take(TestSequence(Policy::kFull, Scope::kLayer, 8, 8, 40));
+  EXPECT_TRUE(Restore().ok());
+  EXPECT_TRUE(group_->Close(kSequence).ok());
+  for (SlotSnapshot& slots : snapshot_.slots) {
+    slots.positions.resize(41, kNoPosition);
+    if (!slots.scores.empty()) slots.scores.resize(41);
+  }
+  EXPECT_EQ(Restore().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(RestoreRefusalTest, ALedgerOfAnImpossibleSizeIsDataLoss) {
+  options_.kv_heads = options_.query_heads = 4;
+  SequenceOptions recalls = TestSequence(Policy::kSnapKvH2o, Scope::kKvHead, 8, 8, 40);
+  recalls.policy.recall.enabled = true;
+  Take(recalls);
+  ASSERT_TRUE(snapshot_.recall.has_value());
+  LedgerSnapshot& ledger = snapshot_.recall->ledgers[0];
+  ledger.scores.clear();
+  ledger.clocks.clear();
+  ledger.stride = int64_t{1} << 62;  // times four sets: 0 in 64 bits
+  EXPECT_EQ(Restore().code(), absl::StatusCode::kDataLoss);
 }
 
 TEST_F(RestoreRefusalTest, ASnapshotThatDoesNotFitIsDataLoss) {

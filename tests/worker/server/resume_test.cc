@@ -1,4 +1,10 @@
 // Generations that go on where their stream broke off.
+#include <atomic>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/server/test_cache_service.h"
@@ -34,6 +40,8 @@ void ExpectTheRest(const Generated& rest, const Generated& whole, size_t receive
   EXPECT_EQ(rest.summary.finish_reason(), whole.summary.finish_reason());
   EXPECT_EQ(rest.summary.new_tokens(), whole.summary.new_tokens());
 }
+
+int32_t OtherToken(int32_t token) { return (token + 1) % 256; }
 
 class ResumeTest : public ::testing::Test {
  protected:
@@ -95,6 +103,8 @@ TEST_F(ResumeTest, AStateThatHasSeenTokensThatNobodyReceivedIsNotUsed) {
   const Generated whole = group.Generate(request);
   Flush(group, 1);
   ExpectTheRest(group.Generate(Resumed(request, whole, 2)), whole, 2);
+  // What it held is free.
+  EXPECT_TRUE(absl::IsNotFound(service_.Get(whole.messages[0].sequence_id()).status()));
   EXPECT_THAT(group.Metrics(0), HasSubstr("heavywater_sequences_recomputed_total 1"));
 }
 
@@ -108,6 +118,73 @@ TEST_F(ResumeTest, AnotherTextIsNotRestoredFrom) {
   other.set_tokens(5, other.tokens(5) + 1);
   EXPECT_TRUE(group.Generate(other).status.ok());
   EXPECT_THAT(group.Metrics(0), HasSubstr("heavywater_sequences_restored_total 0"));
+}
+
+TEST_F(ResumeTest, ARequestThatOnlyNamesTheIdOfARunningOneLeavesItAlone) {
+  ServerTestGroup group(model_, 1, WithCache(8));
+  const v1::GenerateRequest request = Bounded(SomeTokens(20, 9), 40);
+  const auto running = group.engine().Start(request);
+  ASSERT_TRUE(running.ok()) << running.status();
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(group.scheduler().RunOnce().ok());
+  Generated told;
+  while (told.messages.size() < 3) {
+    auto response = (*running)->responses.Pop(absl::ZeroDuration());
+    ASSERT_TRUE(response.has_value());
+    told.messages.push_back(*std::move(response));
+  }
+  const v1::GenerateRequest same = Resumed(request, told, 3);
+  std::vector<v1::GenerateRequest> others(4, same);
+  others[0].set_tokens(5, OtherToken(same.tokens(5)));
+  others[1].set_tenant("somebody else");
+  others[2].mutable_policy()->set_recent_tokens(5);
+  others[3].mutable_resume()->set_received_tokens(1, OtherToken(same.resume().received_tokens(1)));
+  for (const v1::GenerateRequest& other : others) {
+    const auto started = group.engine().Start(other);
+    ASSERT_TRUE(started.ok()) << started.status();
+    EXPECT_NE((*started)->sequence, (*running)->sequence);
+    EXPECT_FALSE((*running)->responses.cancelled());
+    (*started)->responses.Cancel();
+  }
+  // Its own client ends it.
+  std::thread step([&] {
+    while (!(*running)->responses.cancelled()) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_TRUE(group.scheduler().RunOnce().ok());
+    ServerTestGroup::ReadAll(**running);
+    group.engine().End(**running, true);
+  });
+  EXPECT_TRUE(group.engine().Start(same).ok());
+  step.join();
+  EXPECT_TRUE(absl::IsCancelled((*running)->responses.status()));
+}
+
+TEST_F(ResumeTest, OfTwoThatResumeTheSameSequenceOneGetsIt) {
+  ServerTestGroup group(model_, 1, WithCache(8));
+  group.Start();
+  const v1::GenerateRequest request = Bounded(SomeTokens(20, 9), 40);
+  const Generated whole = group.Generate(request);
+  Flush(group, 1);
+  const v1::GenerateRequest resumed = Resumed(request, whole, 40);
+  std::atomic<int> num_started = 0;
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 2; ++i) {
+    clients.emplace_back([&] {
+      const auto started = group.engine().Start(resumed);
+      if (started.ok()) ++num_started;
+      EXPECT_TRUE(started.ok() || absl::IsUnavailable(started.status())) << started.status();
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_EQ(num_started, 1);
+}
+
+TEST_F(ResumeTest, AFullQueueTellsOneThatGoesOnToComeAgain) {
+  ServerTestGroup group(model_, 1, [](v1::WorkerConfig& config) { config.set_max_queued(1); });
+  const v1::GenerateRequest request = Bounded(SomeTokens(20, 9), 4);
+  ASSERT_TRUE(group.engine().Start(request).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(group.engine().Start(request).status()));
+  v1::GenerateRequest resumed = request;
+  resumed.mutable_resume()->set_sequence_id(1);
+  EXPECT_TRUE(absl::IsUnavailable(group.engine().Start(resumed).status()));
 }
 
 TEST_F(ResumeTest, BadResumesNameTheField) {
