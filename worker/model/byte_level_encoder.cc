@@ -106,7 +106,7 @@ class ByteLevelEncoder final : public SegmentEncoder {
     }
   }
 
-  void Encode(std::string_view text, bool, std::vector<int32_t>& tokens) const override {
+  void Encode(std::string_view text, SegmentPlace, std::vector<int32_t>& tokens) const override {
     if (pattern_ == WordPattern::kQwen2) {
       EncodeWords(Composed(text), tokens);
     } else {

@@ -199,11 +199,6 @@ void CpuLlamaRunner::Normalise(const float* hidden, int64_t tokens, const Weight
 
 absl::Status CpuLlamaRunner::Multiply(const WeightMatrix& weights, const float* x, int64_t tokens,
                                       float* out, int64_t out_stride) {
-  if (weights.rows == 0) return absl::OkStatus();  // a rank without a part of the vocabulary
-  if (weights.cols == 0) {                         // or of the feed-forward
-    std::fill_n(out, tokens * out_stride, 0.0f);
-    return absl::OkStatus();
-  }
   return matmul_->Run({.weights = weights.data,
                        .codec = weights.codec,
                        .rows = weights.rows,

@@ -1,10 +1,12 @@
 // ReadModelConfig(): a GGUF file's metadata as a ModelConfig.
+#include <algorithm>
 #include <cmath>
 
 #include "cache_service/base/status.h"
 #include "worker/model/gguf_file.h"
 #include "worker/model/message.h"
 #include "worker/model/model_config.h"
+#include "worker/model/utf8.h"
 
 namespace heavywater {
 namespace {
@@ -18,15 +20,17 @@ class Reader {
     HW_RETURN_IF_ERROR(ReadArchitecture());
     if (file_.Has("general.name")) {
       HW_ASSIGN_OR_RETURN(config_.name, file_.GetString("general.name"));
+      HW_RETURN_IF_ERROR(CheckText("field 'general.name'", config_.name));
     }
     HW_ASSIGN_OR_RETURN(config_.num_layers, Size("block_count", kMaxModelLayers));
     HW_ASSIGN_OR_RETURN(config_.hidden_size, Size("embedding_length", kMaxModelSize));
     HW_ASSIGN_OR_RETURN(config_.ffn_size, Size("feed_forward_length", kMaxModelSize));
-    HW_RETURN_IF_ERROR(ReadContext());
+    HW_ASSIGN_OR_RETURN(config_.context_length, Size("context_length", kMaxModelSize));
     HW_ASSIGN_OR_RETURN(config_.rms_epsilon, Positive("attention.layer_norm_rms_epsilon"));
     HW_ASSIGN_OR_RETURN(config_.rope_base, PositiveOr("rope.freq_base", 10000.0));
     HW_RETURN_IF_ERROR(ReadHeads());
-    HW_RETURN_IF_ERROR(ReadScaling());
+    HW_RETURN_IF_ERROR(ReadScaling());  // of the whole context
+    HW_RETURN_IF_ERROR(LimitToWindow());
     HW_RETURN_IF_ERROR(ReadVocabulary());
     HW_RETURN_IF_ERROR(CheckModelConfig(config_, {.query_heads = Name("attention.head_count"),
                                                   .kv_heads = Name("attention.head_count_kv"),
@@ -84,8 +88,8 @@ class Reader {
   }
 
   // Within a sliding window attention is causal attention: that much is served.
-  absl::Status ReadContext() {
-    HW_ASSIGN_OR_RETURN(const int context, Size("context_length", kMaxModelSize));
+  absl::Status LimitToWindow() {
+    const auto context = static_cast<int>(config_.context_length);
     HW_ASSIGN_OR_RETURN(const int window,
                         SizeOr("attention.sliding_window", kMaxModelSize, context));
     config_.context_length = std::min(context, window);
@@ -125,10 +129,29 @@ class Reader {
                                static_cast<int>(config_.context_length)));
     HW_ASSIGN_OR_RETURN(scaling.beta_fast, PositiveOr("rope.scaling.yarn_beta_fast", 32));
     HW_ASSIGN_OR_RETURN(scaling.beta_slow, PositiveOr("rope.scaling.yarn_beta_slow", 1));
+    HW_RETURN_IF_ERROR(CheckScalingExtras());
     // A factor on top of YaRN's own.
     HW_ASSIGN_OR_RETURN(const double more, PositiveOr("rope.scaling.attn_factor", 1));
     scaling.magnitude = RopeMagnitude(scaling) * more;
     return absl::OkStatus();
+  }
+
+  // What some files add to a scaling, and the values at which it changes nothing. A negative
+  // yarn_ext_factor is "as the type says".
+  absl::Status CheckScalingExtras() const {
+    const bool yarn = config_.rope_scaling.kind == RopeScaling::Kind::kYarn;
+    const auto check = [this](std::string_view field, double neutral, bool or_negative) {
+      if (!Has(field)) return absl::OkStatus();
+      const auto value = file_.GetFloat(Name(field));
+      if (!value.ok()) return value.status();
+      if (*value == neutral || (or_negative && *value < 0)) return absl::OkStatus();
+      return absl::UnimplementedError(
+          Message("field '", Name(field), "' is ", *value, ", want ", neutral));
+    };
+    HW_RETURN_IF_ERROR(check("rope.scaling.yarn_ext_factor", yarn ? 1 : 0, true));
+    HW_RETURN_IF_ERROR(check("rope.scaling.yarn_attn_factor", 1, false));
+    HW_RETURN_IF_ERROR(check("rope.scaling.yarn_log_multiplier", 0, false));
+    return yarn ? absl::OkStatus() : check("rope.scaling.attn_factor", 1, false);
   }
 
   absl::Status ReadVocabulary() {

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMaxFileBytes = size_t{256} << 20;  // tokenizer.json of 250,000 tokens: 20 MB
+constexpr int64_t kMaxValues = 4'000'000;  // a tokenizer's 500,000 merges as pairs: 1.5 million
 constexpr size_t kMaxShown = 80;
 
 std::string Shown(const Json& value) {
@@ -20,11 +20,12 @@ std::string Shown(const Json& value) {
   return text;
 }
 
-// Whether brackets are nested no deeper than any real file's: what walks over values
-// later does so recursively.
-bool IsShallow(std::string_view text) {
+// Whether brackets are nested no deeper than any real file's (what walks over values later
+// does so recursively), and values are no more: each takes many times its text.
+absl::Status CheckShape(std::string_view text) {
   constexpr int kMaxDepth = 100;
   int depth = 0;
+  int64_t values = 0;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -33,12 +34,19 @@ bool IsShallow(std::string_view text) {
     } else if (c == '"') {
       in_string = !in_string;
     } else if (!in_string && (c == '[' || c == '{')) {
-      if (++depth > kMaxDepth) return false;
+      ++values;
+      if (++depth > kMaxDepth) {
+        return absl::InvalidArgumentError("it nests deeper than 100 levels");
+      }
     } else if (!in_string && (c == ']' || c == '}')) {
       --depth;
+    } else if (!in_string && c == ',') {
+      ++values;
     }
   }
-  return true;
+  if (values <= kMaxValues) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      Message("it has more than ", values, " values, limit ", kMaxValues));
 }
 
 }  // namespace
@@ -105,21 +113,22 @@ absl::StatusOr<std::string> JsonFields::TextOr(std::string_view field,
   return Text(field);
 }
 
-absl::StatusOr<Json> ParseJsonObject(std::string_view text) {
-  if (!IsShallow(text)) return absl::InvalidArgumentError("it nests deeper than 100 levels");
+absl::StatusOr<Json> ParseJsonObject(std::string_view text, size_t max_bytes) {
+  if (text.size() > max_bytes) {
+    return absl::ResourceExhaustedError(
+        Message("it has ", text.size(), " bytes, limit ", max_bytes));
+  }
+  HW_RETURN_IF_ERROR(CheckShape(text));
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return absl::InvalidArgumentError("it is not one JSON object");
   return json;
 }
 
-absl::StatusOr<Json> ReadJsonObject(const std::string& path) {
+absl::StatusOr<Json> ReadJsonObject(const std::string& path, size_t max_bytes) {
   HW_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   const auto bytes = file.bytes();
-  if (bytes.size() > kMaxFileBytes) {
-    return absl::ResourceExhaustedError(
-        Message(path, " has ", bytes.size(), " bytes, limit ", kMaxFileBytes));
-  }
-  auto json = ParseJsonObject({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  auto json =
+      ParseJsonObject({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, max_bytes);
   if (json.ok()) return json;
   return absl::Status(json.status().code(), Message(path, ": ", json.status().message()));
 }

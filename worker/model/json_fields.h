@@ -1,6 +1,7 @@
 // Fields of a JSON object that comes from a file, checked.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -41,10 +42,16 @@ class JsonFields {
   const std::string where_;
 };
 
-// A whole file's text; INVALID_ARGUMENT unless it is one JSON object.
-absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text);
-// RESOURCE_EXHAUSTED above 256 MiB; else the errors of the system and of the above, each
-// with the path.
-absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& path);
+// Of tokenizer.json (250,000 tokens: 20 MB) and of files that only describe a model.
+inline constexpr size_t kMaxJsonBytes = size_t{256} << 20;
+inline constexpr size_t kMaxConfigBytes = size_t{16} << 20;
+
+// A whole file's text; INVALID_ARGUMENT unless it is one JSON object,
+// RESOURCE_EXHAUSTED for more bytes than the limit or more than 4 million values.
+absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text,
+                                               size_t max_bytes = kMaxJsonBytes);
+// Errors of the system and of the above, each with the path.
+absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& path,
+                                              size_t max_bytes = kMaxJsonBytes);
 
 }  // namespace heavywater

@@ -1,5 +1,6 @@
 #include "worker/model/llama_weights.h"
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,11 +19,7 @@ constexpr int64_t kDeviceAlign = 256;  // what GPUs load best
 
 int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// A bias: rows of one element, kept as one row.
-bool IsStandingVector(const MatrixParts& parts) { return parts.parts.front().cols == 1; }
-bool IsVector(const MatrixParts& parts) {
-  return IsStandingVector(parts) || parts.parts.front().rows == 1;
-}
+bool IsVector(const MatrixParts& parts) { return parts.kind() != WeightKind::kMatrix; }
 
 // Sizes the matrices and puts them one behind the other; bytes(parts) is what one takes.
 // Returns what all take.
@@ -32,8 +29,10 @@ int64_t LayOut(const std::vector<MatrixParts>& all, int64_t align, const Bytes& 
   for (const MatrixParts& parts : all) {
     WeightMatrix& matrix = *parts.matrix;
     matrix.offset = used;
-    matrix.rows = IsStandingVector(parts) ? 1 : parts.rows();
-    matrix.cols = IsStandingVector(parts) ? parts.rows() : parts.cols();
+    const bool stands = parts.kind() == WeightKind::kStandingVector;
+    matrix.is_vector = IsVector(parts);
+    matrix.rows = stands ? 1 : parts.rows();
+    matrix.cols = stands ? parts.rows() : parts.cols();
     used += RoundUp(bytes(parts), align);
   }
   return used;
@@ -52,7 +51,9 @@ class Tensors {
   absl::StatusOr<GgufTensor> Find(const WeightPart& part) {
     HW_ASSIGN_OR_RETURN(GgufTensor tensor, file_.GetTensor(part.tensor));
     used_.insert(tensor.name);
-    if (part.cols == 1 && tensor.rows == 1) HW_RETURN_IF_ERROR(Stand(tensor));
+    if (part.kind == WeightKind::kStandingVector && tensor.rows == 1) {
+      HW_RETURN_IF_ERROR(Stand(tensor));
+    }
     if (tensor.rows == part.rows && tensor.row_elements == part.cols) return tensor;
     return absl::InvalidArgumentError(Message("tensor '", tensor.name, "' is ", tensor.rows, " x ",
                                               tensor.row_elements, ", want ", part.rows, " x ",
@@ -65,14 +66,24 @@ class Tensors {
     if (file_.FindTensor(kName) == nullptr) {
       return RopeFactors(config.rope_scaling, config.head_dim, config.rope_base);
     }
+    if (config.rope_scaling.kind != RopeScaling::Kind::kNone) {
+      return absl::UnimplementedError(Message(
+          "tensor '", kName, "' is there and a RoPE scaling is set, want only one of them"));
+    }
     const int64_t size = config.head_dim / 2;
     HW_ASSIGN_OR_RETURN(const GgufTensor tensor, Find({.tensor = kName,
+                                                       .kind = WeightKind::kVector,
                                                        .rows = 1,
                                                        .cols = size,
                                                        .taken_rows = {0, 1},
                                                        .taken_columns = {0, size}}));
     std::vector<float> factors(static_cast<size_t>(size));
     DequantizeRows(tensor, 0, 1, factors);
+    for (const float factor : factors) {
+      if (std::isfinite(factor) && factor > 0) continue;
+      return absl::InvalidArgumentError(
+          Message("tensor '", kName, "' has the value ", factor, ", want positive numbers"));
+    }
     return factors;
   }
 
@@ -125,7 +136,7 @@ absl::StatusOr<RowCodec> ChooseCodec(const MatrixParts& matrix, Tensors& tensors
   for (const WeightPart& part : matrix.parts) {
     HW_ASSIGN_OR_RETURN(const GgufTensor tensor, tensors.Find(part));
     const RowCodec own = CodecFor(tensor, part.taken_columns);
-    codec = codec.has_value() ? CommonCodec(*codec, own, matrix.cols()) : own;
+    codec = codec.has_value() ? CommonCodec(*codec, own) : own;
   }
   return *codec;
 }

@@ -22,6 +22,7 @@ struct WeightMatrix {
   const std::byte* data = nullptr;
   int64_t offset = 0;
   RowCodec codec = RowCodec::kFloat32;  // of `data`; vectors are kFloat32
+  bool is_vector = false;
   int64_t rows = 0;
   int64_t cols = 0;
 
@@ -56,7 +57,7 @@ struct LlamaWeights {
 // Bytes of an element.
 struct WeightFormat {
   int64_t matrix_bytes = sizeof(float);
-  int64_t vector_bytes = sizeof(float);  // of the norms
+  int64_t vector_bytes = sizeof(float);  // of norms and biases
 };
 // All matrices with their offsets and no memory yet; `bytes` is what they take.
 LlamaWeights LayOutLlamaWeights(const ModelConfig& config, const RankShard& shard,

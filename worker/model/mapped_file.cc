@@ -14,7 +14,8 @@
 namespace heavywater {
 
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: a pipe of that name is refused below, not waited for.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return absl::ErrnoToStatus(errno, Message("cannot open ", path));
   const absl::Cleanup close_file = [fd] { close(fd); };
   struct stat info;

@@ -20,7 +20,8 @@ constexpr int64_t kTokenStep = 32;
 // A model has some six shapes of matrix and 16 padded sizes up to 512 tokens.
 constexpr size_t kMaxPrimitives = 256;
 
-// A panel takes half of a second-level cache of 2 MiB; oneDNN wants rows in blocks.
+// A panel takes half of a second-level cache of 2 MiB (more above 4096 columns, for oneDNN
+// wants rows in blocks).
 constexpr int64_t kPanelFloats = int64_t{1} << 18;
 constexpr int64_t kPanelRowStep = 64;
 
@@ -145,6 +146,12 @@ int64_t Matmul::PaddedTokens(int64_t tokens) {
 absl::Status Matmul::Run(const MatmulArgs& args) {
   HW_CHECK(args.out_stride >= args.rows);
   if (args.tokens == 0 || args.rows == 0) return absl::OkStatus();
+  if (args.cols == 0) {  // empty sums
+    for (int64_t t = 0; t < args.tokens; ++t) {
+      std::fill_n(args.out + t * args.out_stride, args.rows, 0.0f);
+    }
+    return absl::OkStatus();
+  }
   if (args.tokens <= kMaxSmallTokens) {
     RunSmall(args);
     return absl::OkStatus();

@@ -46,9 +46,13 @@ bool HasScales(RowCodec codec) {
 
 Groups ReadGroups(const GgufTensor& tensor, int64_t row, const Range& columns) {
   const TensorBlock block = TensorBlockOf(tensor.type).value();
-  Groups groups(static_cast<size_t>(columns.size / kGroup));
-  ReadQuantGroups(tensor.type,
-                  tensor.row(row).data() + columns.begin / block.elements * block.bytes, groups);
+  const int64_t first = columns.begin / block.elements;  // whole blocks around the columns
+  const int64_t end = (columns.begin + columns.size + block.elements - 1) / block.elements;
+  Groups groups(static_cast<size_t>((end - first) * block.elements / kGroup));
+  ReadQuantGroups(tensor.type, tensor.row(row).data() + first * block.bytes, groups);
+  const int64_t before = (columns.begin - first * block.elements) / kGroup;
+  groups.erase(groups.begin(), groups.begin() + before);
+  groups.resize(static_cast<size_t>(columns.size / kGroup));
   return groups;
 }
 
@@ -150,18 +154,14 @@ int64_t PackedRowBytes(RowCodec codec, int64_t cols) {
 
 RowCodec CodecFor(const GgufTensor& tensor, const Range& columns) {
   const RowCodec codec = NaturalCodec(tensor.type);
-  const int64_t stored = TensorBlockOf(tensor.type).value().elements;
   const int64_t kept = CodecBlockOf(codec).elements;
-  const bool whole =
-      columns.begin % stored == 0 && columns.size % stored == 0 && columns.size % kept == 0;
-  return whole ? codec : RowCodec::kFloat32;
+  const bool begins = !HasScales(codec) || columns.begin % kept == 0;
+  return begins && columns.size % kept == 0 ? codec : RowCodec::kFloat32;
 }
 
-RowCodec CommonCodec(RowCodec a, RowCodec b, int64_t cols) {
+RowCodec CommonCodec(RowCodec a, RowCodec b) {
   if (a == b) return a;
-  if (!HasScales(a) || !HasScales(b)) return RowCodec::kFloat32;
-  return cols % CodecBlockOf(RowCodec::kAffine8).elements == 0 ? RowCodec::kAffine8
-                                                               : RowCodec::kFloat32;
+  return HasScales(a) && HasScales(b) ? RowCodec::kAffine8 : RowCodec::kFloat32;
 }
 
 void PackRow(const GgufTensor& tensor, int64_t row, const Range& columns, RowCodec codec,

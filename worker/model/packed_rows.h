@@ -1,6 +1,7 @@
 // How the rows of a weight matrix are kept in memory: as floats, or in the blocks
 // of a few bits in which files store them. A packed element stands for exactly the
-// float that dequantize.h gives, so packing changes memory and speed, not results.
+// float that dequantize.h gives. With it results are the same bits for up to 16 tokens; above
+// (matmul.h) sums are cut elsewhere.
 #pragma once
 
 #include <cstddef>
@@ -33,11 +34,11 @@ std::string_view RowCodecName(RowCodec codec);
 // `cols` must be whole blocks.
 int64_t PackedRowBytes(RowCodec codec, int64_t cols);
 
-// The smallest codec that holds the tensor's columns `columns` exactly: kFloat32
-// where they are not whole blocks.
+// The smallest codec that holds the tensor's columns `columns` exactly: kFloat32 where they
+// are not whole blocks of it. Blocks of the file may be cut.
 RowCodec CodecFor(const GgufTensor& tensor, const Range& columns);
-// The smallest that holds what either holds, for rows of `cols` columns.
-RowCodec CommonCodec(RowCodec a, RowCodec b, int64_t cols);
+// The smallest that holds what either holds, of the same columns.
+RowCodec CommonCodec(RowCodec a, RowCodec b);
 
 // Writes columns `columns` of the tensor's row, PackedRowBytes(codec, columns.size).
 // `codec` must hold CodecFor(tensor, columns).

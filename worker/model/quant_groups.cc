@@ -170,8 +170,6 @@ Reader ReaderOf(TensorType type) {
 
 }  // namespace
 
-bool IsQuantised(TensorType type) { return ReaderOf(type) != nullptr; }
-
 void ReadQuantGroups(TensorType type, const std::byte* blocks, std::span<QuantGroup> groups) {
   const Reader read = ReaderOf(type);
   HW_CHECK(read != nullptr);

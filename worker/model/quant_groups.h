@@ -21,10 +21,8 @@ struct QuantGroup {
   std::array<int8_t, kQuantGroup> codes = {};
 };
 
-// Whether the type's blocks have scales: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K.
-bool IsQuantised(TensorType type);
-
-// The groups of whole blocks of a quantised type, in order; as many as `groups` holds.
+// The groups of whole blocks of a type whose blocks have scales (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0,
+// Q4_K, Q5_K, Q6_K), in order; as many as `groups` holds.
 void ReadQuantGroups(TensorType type, const std::byte* blocks, std::span<QuantGroup> groups);
 
 }  // namespace heavywater

@@ -8,7 +8,7 @@
 namespace heavywater {
 namespace {
 
-// The block of the quantised types, and two cache lines of float32.
+// The longest block of packed rows (packed_rows.h), and two cache lines of float32.
 constexpr int64_t kUnit = 32;
 
 }  // namespace

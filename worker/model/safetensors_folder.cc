@@ -60,6 +60,12 @@ absl::Status InFile(const std::string& path, const absl::Status& status) {
   return absl::Status(status.code(), Message(path, ": ", status.message()));
 }
 
+// The folder's own name, also of "models/name/".
+std::string NameOf(const std::string& folder) {
+  const std::filesystem::path path = std::filesystem::path(folder).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
 // The files that an index names, in order, after it was checked.
 absl::StatusOr<std::set<std::string>> FilesOf(const Json& index) {
   const auto map = index.find("weight_map");
@@ -135,12 +141,13 @@ absl::Status SafetensorsFolder::OpenIndexed(const std::string& path) {
 
 absl::StatusOr<ModelConfig> SafetensorsFolder::ReadConfig() const {
   const std::span<const std::byte> text = config_.bytes();
-  auto json = ParseJsonObject({reinterpret_cast<const char*>(text.data()), text.size()});
+  auto json =
+      ParseJsonObject({reinterpret_cast<const char*>(text.data()), text.size()}, kMaxConfigBytes);
   const std::string path = folder_ + "/config.json";
   if (!json.ok()) return InFile(path, json.status());
   auto config = ParseTransformersConfig(*json, tensors_.contains(kOutput));
   if (!config.ok()) return InFile(path, config.status());
-  config->name = std::filesystem::path(folder_).lexically_normal().filename().string();
+  config->name = NameOf(folder_);
   return config;
 }
 

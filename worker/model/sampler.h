@@ -42,9 +42,9 @@ class Sampler {
 
   // Greedy: the highest logit, ties to the lower token; draws nothing.
   // Otherwise token i with probability softmax(logits / temperature)[i], of the tokens
-  // within top_k and top_p (ties to the lower token); one draw. INVALID_ARGUMENT for no logits or
-  // one that is NaN or +infinity
-  // (-infinity excludes a token), or none above -infinity; nothing is drawn then.
+  // within top_k and top_p (ties to the lower token); one draw. INVALID_ARGUMENT for no logits,
+  // for one that is NaN or +infinity (-infinity excludes a token), and where none is above
+  // -infinity; nothing is drawn then.
   absl::StatusOr<int32_t> Sample(std::span<const float> logits);
 
  private:

@@ -11,13 +11,21 @@
 
 namespace heavywater {
 
+// Where a segment stands in a text.
+enum class SegmentPlace {
+  kStart,        // nothing precedes it
+  kBehindToken,  // a control or user-defined token does
+  kContinues,    // text does, which has been encoded already: no space is put before it
+};
+
 // Immutable and thread safe.
 class SegmentEncoder {
  public:
   virtual ~SegmentEncoder() = default;
 
-  // Appends the tokens of `text`, valid UTF-8. `at_start`: nothing precedes it.
-  virtual void Encode(std::string_view text, bool at_start, std::vector<int32_t>& tokens) const = 0;
+  // Appends the tokens of `text`, valid UTF-8.
+  virtual void Encode(std::string_view text, SegmentPlace place,
+                      std::vector<int32_t>& tokens) const = 0;
 };
 
 // Byte-pair encoding of the bytes of words (model "gpt2"). INVALID_ARGUMENT as

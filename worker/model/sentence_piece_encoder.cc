@@ -1,5 +1,5 @@
 #include <array>
-#include <cstdio>
+#include <optional>
 #include <queue>
 #include <string>
 #include <utility>
@@ -20,15 +20,15 @@ constexpr std::string_view kSpace = "\u2581";
 size_t CharacterBytes(std::string_view text) { return static_cast<size_t>(DecodeUtf8(text).bytes); }
 
 // Spaces as U+2581, with the one that the spec puts before a text.
-std::string WithSpaces(std::string_view text, SpacePrefix prefix, bool at_start) {
+std::string WithSpaces(std::string_view text, SpacePrefix prefix, SegmentPlace place) {
   if (text.empty()) return "";
   std::string out;
   const bool spaced = text[0] == ' ' || text.substr(0, kSpace.size()) == kSpace;
-  if (prefix == SpacePrefix::kEverySegment ||
+  const bool wanted =
+      prefix == SpacePrefix::kEverySegment ||
       (prefix == SpacePrefix::kEverySegmentButSpaces && !spaced) ||
-      (prefix == SpacePrefix::kStartButSpaces && !spaced && at_start)) {
-    out += kSpace;
-  }
+      (prefix == SpacePrefix::kStartButSpaces && !spaced && place == SegmentPlace::kStart);
+  if (wanted && place != SegmentPlace::kContinues) out += kSpace;
   for (const char byte : text) {
     if (byte == ' ') {
       out += kSpace;
@@ -48,8 +48,8 @@ class Pieces {
       const auto id = static_cast<int32_t>(i);
       const TokenType type = spec.token_types[i];
       if (type == TokenType::kByte) {
-        unsigned byte = 0;
-        if (std::sscanf(spec.tokens[i].c_str(), "<0x%2X>", &byte) == 1) byte_tokens_[byte] = id;
+        const std::optional<uint8_t> byte = ByteOf(spec.tokens[i]);
+        if (byte.has_value()) byte_tokens_[*byte] = id;
       } else if (type == TokenType::kNormal || type == TokenType::kUserDefined) {
         ids_.emplace(spec.tokens[i], id);
       }
@@ -180,8 +180,9 @@ class ScoredEncoder final : public SegmentEncoder {
   explicit ScoredEncoder(const TokenizerSpec& spec)
       : pieces_(spec), scores_(spec.scores), prefix_(spec.space_prefix) {}
 
-  void Encode(std::string_view text, bool at_start, std::vector<int32_t>& tokens) const override {
-    const std::string spaced = WithSpaces(text, prefix_, at_start);
+  void Encode(std::string_view text, SegmentPlace place,
+              std::vector<int32_t>& tokens) const override {
+    const std::string spaced = WithSpaces(text, prefix_, place);
     ScoredText symbols(pieces_, scores_, spaced);
     symbols.MergeAll();
     symbols.AppendTo(tokens);
@@ -198,8 +199,9 @@ class MergingEncoder final : public SegmentEncoder {
   MergingEncoder(const TokenizerSpec& spec, BytePairMerger merger)
       : pieces_(spec), merger_(std::move(merger)), prefix_(spec.space_prefix) {}
 
-  void Encode(std::string_view text, bool at_start, std::vector<int32_t>& tokens) const override {
-    const std::string spaced = WithSpaces(text, prefix_, at_start);
+  void Encode(std::string_view text, SegmentPlace place,
+              std::vector<int32_t>& tokens) const override {
+    const std::string spaced = WithSpaces(text, prefix_, place);
     std::vector<int32_t> symbols;
     for (std::string_view rest = spaced; !rest.empty();) {
       const std::string_view character = rest.substr(0, CharacterBytes(rest));

@@ -1,7 +1,8 @@
 #include "worker/model/tokenizer.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <cmath>
+#include <optional>
 
 #include "cache_service/base/status.h"
 #include "worker/model/byte_alphabet.h"
@@ -12,30 +13,35 @@
 namespace heavywater {
 namespace {
 
-absl::Status CheckUtf8(std::string_view text) {
-  size_t offset = 0;
-  while (offset < text.size()) {
-    const Utf8Step step = DecodeUtf8(text.substr(offset));
-    if (step.kind != Utf8Step::kValid) {
-      return absl::InvalidArgumentError(Message("text is not UTF-8 at byte ", offset));
-    }
-    offset += static_cast<size_t>(step.bytes);
-  }
-  return absl::OkStatus();
-}
+constexpr size_t kMaxTokenBytes = 64 << 10;  // published ones have some hundred
 
-// A SentencePiece token's text: spaces as spaces, a byte token as its byte.
-std::string PlainBytes(const std::string& token, TokenType type) {
-  unsigned byte = 0;
-  if (type == TokenType::kByte && std::sscanf(token.c_str(), "<0x%2X>", &byte) == 1) {
-    return std::string(1, static_cast<char>(byte));
-  }
+// A SentencePiece token's text: spaces as spaces.
+std::string PlainBytes(std::string_view token) {
   constexpr std::string_view kSpace = "\u2581";
-  std::string bytes = token;
-  for (size_t at = 0; (at = bytes.find(kSpace, at)) != std::string::npos;) {
-    bytes.replace(at, kSpace.size(), " ");
+  std::string bytes;
+  while (!token.empty()) {
+    const size_t space = std::min(token.find(kSpace), token.size());
+    bytes += token.substr(0, space);
+    token.remove_prefix(space);
+    if (token.empty()) break;
+    bytes.push_back(' ');
+    token.remove_prefix(kSpace.size());
   }
   return bytes;
+}
+
+absl::Status CheckScores(const TokenizerSpec& spec) {
+  if (spec.scores.empty()) return absl::OkStatus();
+  if (spec.scores.size() != spec.tokens.size()) {
+    return absl::InvalidArgumentError(
+        Message("there are ", spec.scores.size(), " scores, want ", spec.tokens.size()));
+  }
+  for (size_t i = 0; i < spec.scores.size(); ++i) {
+    if (std::isfinite(spec.scores[i])) continue;
+    return absl::InvalidArgumentError(
+        Message("the score of token ", i, " is ", spec.scores[i], ", want a finite number"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -45,6 +51,7 @@ absl::StatusOr<Tokenizer> Tokenizer::Create(TokenizerSpec spec) {
     return absl::InvalidArgumentError(
         Message("there are ", spec.token_types.size(), " token types, want ", spec.tokens.size()));
   }
+  HW_RETURN_IF_ERROR(CheckScores(spec));
   Tokenizer tokenizer(std::move(spec));
   HW_ASSIGN_OR_RETURN(tokenizer.encoder_, tokenizer.spec_.model == "llama"
                                               ? CreateSentencePieceEncoder(tokenizer.spec_)
@@ -58,6 +65,10 @@ absl::Status Tokenizer::IndexTokens() {
   for (size_t i = 0; i < spec_.tokens.size(); ++i) {
     const std::string& token = spec_.tokens[i];
     const TokenType type = spec_.token_types[i];
+    if (token.size() > kMaxTokenBytes) {
+      return absl::InvalidArgumentError(
+          Message("token ", i, " has ", token.size(), " bytes, limit ", kMaxTokenBytes));
+    }
     HW_ASSIGN_OR_RETURN(bytes_[i], BytesOf(i));
     if (type != TokenType::kControl && type != TokenType::kUserDefined) continue;
     if (token.empty()) return absl::InvalidArgumentError("a control token is empty");
@@ -76,7 +87,12 @@ absl::StatusOr<std::string> Tokenizer::BytesOf(size_t token) const {
   const TokenType type = spec_.token_types[token];
   if (type == TokenType::kControl || type == TokenType::kUnused) return "";
   if (spec_.model == "llama") {
-    return type == TokenType::kUnknown ? "" : PlainBytes(text, type);
+    if (type == TokenType::kUnknown) return "";
+    if (type != TokenType::kByte) return PlainBytes(text);
+    const std::optional<uint8_t> byte = ByteOf(text);
+    if (byte.has_value()) return std::string(1, static_cast<char>(*byte));
+    return absl::InvalidArgumentError(
+        Message("token ", token, " of type byte is ", Quoted(text), ", want <0x00> to <0xFF>"));
   }
   if (type == TokenType::kUserDefined) return text;
   auto bytes = AlphabetToBytes(text);
@@ -97,9 +113,9 @@ int32_t Tokenizer::WholeTokenAt(std::string_view text, ControlTokens control) co
   return kNoToken;
 }
 
-absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
-                                                       ControlTokens control) const {
-  HW_RETURN_IF_ERROR(CheckUtf8(text));
+absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, ControlTokens control,
+                                                       SegmentPlace place) const {
+  HW_RETURN_IF_ERROR(CheckUtf8("text", text));
   std::vector<int32_t> tokens;
   size_t begin = 0;  // of the text not yet encoded
   size_t offset = 0;
@@ -109,22 +125,35 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
       ++offset;
       continue;
     }
-    encoder_->Encode(text.substr(begin, offset - begin), begin == 0, tokens);
+    encoder_->Encode(text.substr(begin, offset - begin), place, tokens);
+    place = SegmentPlace::kBehindToken;
     tokens.push_back(token);
     begin = offset += spec_.tokens[static_cast<size_t>(token)].size();
   }
-  encoder_->Encode(text.substr(begin), begin == 0, tokens);
+  encoder_->Encode(text.substr(begin), place, tokens);
   return tokens;
 }
 
-absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodePrompt(std::string_view text) const {
+absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodePrompt(std::string_view text,
+                                                             bool has_suffix) const {
   HW_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, Encode(text, ControlTokens::kAsToken));
   const bool begins = !tokens.empty() && tokens.front() == spec_.begin_of_text;
   if (spec_.adds_begin_of_text && spec_.begin_of_text != kNoToken && !begins) {
     tokens.insert(tokens.begin(), spec_.begin_of_text);
   }
-  if (spec_.adds_end_of_text && spec_.end_of_turn != kNoToken) tokens.push_back(spec_.end_of_turn);
+  if (!has_suffix) AddEnd(tokens);
   return tokens;
+}
+
+absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodeSuffix(std::string_view text) const {
+  HW_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
+                      Encode(text, ControlTokens::kAsToken, SegmentPlace::kContinues));
+  AddEnd(tokens);
+  return tokens;
+}
+
+void Tokenizer::AddEnd(std::vector<int32_t>& tokens) const {
+  if (spec_.adds_end_of_text && spec_.end_of_turn != kNoToken) tokens.push_back(spec_.end_of_turn);
 }
 
 absl::StatusOr<std::string_view> Tokenizer::TokenBytes(int32_t token) const {

@@ -24,6 +24,9 @@ enum class ControlTokens {
 // Immutable and thread safe.
 class Tokenizer {
  public:
+  // INVALID_ARGUMENT naming what of the spec does not fit: lists of unequal lengths, tokens
+  // above 64 KiB, scores that are no finite numbers, byte tokens that name no byte, merges
+  // of what is no token; UNIMPLEMENTED for a pre-tokenizer that is not known.
   static absl::StatusOr<Tokenizer> Create(TokenizerSpec spec);
 
   const TokenizerSpec& spec() const { return spec_; }
@@ -33,13 +36,16 @@ class Tokenizer {
   }
 
   // Adds nothing (not begin_of_text either). INVALID_ARGUMENT with the offset
-  // when `text` is not UTF-8.
-  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, ControlTokens control) const;
+  // when `text` is not UTF-8. `place`: what precedes the text.
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, ControlTokens control,
+                                              SegmentPlace place = SegmentPlace::kStart) const;
 
   // What a model is given for a text: control tokens recognised, with begin_of_text
   // (unless the text has it, as some chat templates write it) and end_of_turn where the
-  // spec says so.
-  absl::StatusOr<std::vector<int32_t>> EncodePrompt(std::string_view text) const;
+  // spec says so. A suffix, when there is one, continues the prompt and has its end.
+  absl::StatusOr<std::vector<int32_t>> EncodePrompt(std::string_view text,
+                                                    bool has_suffix = false) const;
+  absl::StatusOr<std::vector<int32_t>> EncodeSuffix(std::string_view text) const;
 
   // Valid UTF-8: bytes that form no character become U+FFFD. Control tokens
   // yield nothing; a space that the spec puts before texts stays. INVALID_ARGUMENT for an
@@ -54,6 +60,7 @@ class Tokenizer {
   explicit Tokenizer(TokenizerSpec spec) : spec_(std::move(spec)) {}
 
   absl::Status IndexTokens();
+  void AddEnd(std::vector<int32_t>& tokens) const;
   absl::StatusOr<std::string> BytesOf(size_t token) const;
   // The longest control or user-defined token at the start of `text`, or kNoToken.
   int32_t WholeTokenAt(std::string_view text, ControlTokens control) const;

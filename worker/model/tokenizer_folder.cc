@@ -9,6 +9,7 @@
 #include "worker/model/json_fields.h"
 #include "worker/model/mapped_file.h"
 #include "worker/model/message.h"
+#include "worker/model/utf8.h"
 
 namespace heavywater {
 namespace {
@@ -23,7 +24,7 @@ bool Exists(const std::string& path) {
 // An empty object where there is no such file.
 absl::StatusOr<Json> ReadIfThere(const std::string& path) {
   if (!Exists(path)) return Json::object();
-  return ReadJsonObject(path);
+  return ReadJsonObject(path, kMaxConfigBytes);
 }
 
 // A token's text: a string, or an object that has it as `content`; empty when missing.
@@ -69,20 +70,23 @@ std::string ChatTemplate(const Json& config) {
 
 absl::Status ReadBesides(const std::string& folder, TokenizerSpec& spec) {
   HW_ASSIGN_OR_RETURN(const Json config, ReadIfThere(folder + "/tokenizer_config.json"));
+  AddEnd(Find(TokenText(config, "eos_token"), spec), spec);
   for (const char* name : {"/generation_config.json", "/config.json"}) {
     HW_ASSIGN_OR_RETURN(const Json other, ReadIfThere(folder + name));
     AddEnds(other, spec);
   }
-  AddEnd(Find(TokenText(config, "eos_token"), spec), spec);
   const int32_t begin = Find(TokenText(config, "bos_token"), spec);
   if (spec.begin_of_text == kNoToken) spec.begin_of_text = begin;
-  spec.padding = Find(TokenText(config, "pad_token"), spec);
   spec.chat_template = ChatTemplate(config);
+  HW_RETURN_IF_ERROR(
+      CheckText(folder + "/tokenizer_config.json: field 'chat_template'", spec.chat_template));
   const std::string path = folder + "/chat_template.jinja";
   if (!Exists(path)) return absl::OkStatus();
   HW_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   const auto bytes = file.bytes();
-  spec.chat_template.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  HW_RETURN_IF_ERROR(CheckText(path, text));
+  spec.chat_template = text;
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cache_service/base/status.h"
+#include "worker/model/byte_alphabet.h"
 #include "worker/model/json_fields.h"
 #include "worker/model/message.h"
 #include "worker/model/tokenizer_folder.h"
@@ -52,7 +53,7 @@ std::vector<Json> PartsOf(const Json* object, const char* list) {
 
 class Parser {
  public:
-  explicit Parser(const Json& json) : json_(json), fields_(json) {}
+  explicit Parser(const Json& json) : fields_(json) {}
 
   absl::StatusOr<TokenizerSpec> Parse() {
     const Json* model = fields_.Find("model");
@@ -75,6 +76,8 @@ class Parser {
       HW_ASSIGN_OR_RETURN(const std::string affix, fields.TextOr(field, ""));
       if (!affix.empty()) return Unsupported(fields.Name(field), affix, "none");
     }
+    const Json* dropout = fields.Find("dropout");
+    if (dropout != nullptr && *dropout != 0) return Unsupported("model.dropout", *dropout, "none");
     HW_ASSIGN_OR_RETURN(const bool falls_back, fields.BoolOr("byte_fallback", false));
     spec_.model = falls_back ? "llama" : "gpt2";
     HW_ASSIGN_OR_RETURN(spec_.whole_words_first, fields.BoolOr("ignore_merges", false));
@@ -87,7 +90,36 @@ class Parser {
     if (unknown.empty()) return absl::OkStatus();
     HW_ASSIGN_OR_RETURN(spec_.unknown, Find(unknown));
     spec_.token_types[static_cast<size_t>(spec_.unknown)] = TokenType::kUnknown;
-    return absl::OkStatus();
+    return CheckUnknown(fields);
+  }
+
+  // Where every byte is a token nothing is unknown; else it must be what is computed: of
+  // characters, several in a row as one.
+  absl::Status CheckUnknown(const JsonFields& fields) const {
+    if (HasAllBytes()) return absl::OkStatus();
+    if (spec_.model != "llama") {
+      return Unsupported("model.unk_token", *fields.Find("unk_token"),
+                         "none, or a vocabulary with every byte");
+    }
+    HW_ASSIGN_OR_RETURN(const bool fuses, fields.BoolOr("fuse_unk", false));
+    if (fuses) return absl::OkStatus();
+    return Unsupported("model.fuse_unk", false, "true, or a vocabulary with every byte");
+  }
+
+  // All that UTF-8 has: c0, c1 and f5 to ff are in no text.
+  bool HasAllBytes() const {
+    std::array<bool, 256> has = {};
+    for (size_t i = 0; i < spec_.tokens.size(); ++i) {
+      if (spec_.model == "llama") {
+        if (const auto byte = ByteOf(spec_.tokens[i])) has[*byte] = true;
+      } else if (spec_.token_types[i] == TokenType::kNormal && spec_.tokens[i].size() <= 2) {
+        const auto bytes = AlphabetToBytes(spec_.tokens[i]);
+        if (bytes.has_value() && bytes->size() == 1) has[static_cast<uint8_t>((*bytes)[0])] = true;
+      }
+    }
+    has[0xc0] = has[0xc1] = true;
+    std::fill(has.begin() + 0xf5, has.end(), true);
+    return std::ranges::count(has, false) == 0;
   }
 
   absl::Status ReadVocabulary(const JsonFields& fields) {
@@ -100,10 +132,7 @@ class Parser {
     }
     if (spec_.model != "llama") return absl::OkStatus();
     for (size_t i = 0; i < spec_.tokens.size(); ++i) {
-      const std::string& token = spec_.tokens[i];
-      if (token.size() == 6 && token.starts_with("<0x") && token.back() == '>') {
-        spec_.token_types[i] = TokenType::kByte;
-      }
+      if (ByteOf(spec_.tokens[i]).has_value()) spec_.token_types[i] = TokenType::kByte;
     }
     return absl::OkStatus();
   }
@@ -173,6 +202,11 @@ class Parser {
       for (const std::string_view field : {"lstrip", "rstrip", "single_word"}) {
         HW_ASSIGN_OR_RETURN(const bool set, fields.BoolOr(field, false));
         if (set) return Unsupported(fields.Name(field), token, "false");
+      }
+      // The library looks for such a token in the normalised text.
+      HW_ASSIGN_OR_RETURN(const bool normalised, fields.BoolOr("normalized", false));
+      if (normalised && fields_.Has("normalizer")) {
+        return Unsupported("added_tokens.normalized", token, "false with a normalizer");
       }
       HW_ASSIGN_OR_RETURN(const bool special, fields.BoolOr("special", false));
       HW_RETURN_IF_ERROR(
@@ -289,7 +323,6 @@ class Parser {
     return absl::OkStatus();
   }
 
-  const Json& json_;
   const JsonFields fields_;
   TokenizerSpec spec_;
 };

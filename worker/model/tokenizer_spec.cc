@@ -1,11 +1,12 @@
 #include "worker/model/tokenizer_spec.h"
 
 #include <array>
-#include <cstring>
+#include <charconv>
 
 #include "cache_service/base/status.h"
 #include "worker/model/gguf_file.h"
 #include "worker/model/message.h"
+#include "worker/model/utf8.h"
 
 namespace heavywater {
 namespace {
@@ -16,12 +17,11 @@ struct PreTokenizerName {
   bool whole_words_first = false;
 };
 // GGUF has several names for the same.
-constexpr std::array<PreTokenizerName, 7> kPreTokenizers = {{{"smollm", "smollm"},
+constexpr std::array<PreTokenizerName, 6> kPreTokenizers = {{{"smollm", "smollm"},
                                                              {"llama-bpe", "llama-bpe", true},
                                                              {"llama3", "llama-bpe", true},
                                                              {"llama-v3", "llama-bpe", true},
                                                              {"qwen2", "qwen2"},
-                                                             {"qwen35", "qwen2"},
                                                              {"deepseek-r1-qwen", "qwen2"}}};
 
 class Reader {
@@ -41,6 +41,7 @@ class Reader {
     HW_RETURN_IF_ERROR(ReadSpaces());
     if (file_.Has("tokenizer.chat_template")) {
       HW_ASSIGN_OR_RETURN(spec_.chat_template, file_.GetString("tokenizer.chat_template"));
+      HW_RETURN_IF_ERROR(CheckText("field 'tokenizer.chat_template'", spec_.chat_template));
     }
     return std::move(spec_);
   }
@@ -79,7 +80,6 @@ class Reader {
     HW_ASSIGN_OR_RETURN(spec_.begin_of_text, TokenId("tokenizer.ggml.bos_token_id"));
     HW_ASSIGN_OR_RETURN(spec_.end_of_turn, TokenId("tokenizer.ggml.eos_token_id"));
     HW_ASSIGN_OR_RETURN(spec_.unknown, TokenId("tokenizer.ggml.unknown_token_id"));
-    HW_ASSIGN_OR_RETURN(spec_.padding, TokenId("tokenizer.ggml.padding_token_id"));
     for (const std::string_view field :
          {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
       HW_ASSIGN_OR_RETURN(const int32_t id, TokenId(field));
@@ -126,6 +126,15 @@ class Reader {
 };
 
 }  // namespace
+
+std::optional<uint8_t> ByteOf(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token.back() != '>') return {};
+  const char* const digits = token.data() + 3;
+  uint8_t byte = 0;  // unsigned: from_chars takes no sign
+  const auto [end, error] = std::from_chars(digits, digits + 2, byte, 16);
+  if (error != std::errc() || end != digits + 2) return {};
+  return byte;
+}
 
 absl::Status SetPreTokenizer(const std::string& field, const std::string& name,
                              TokenizerSpec& spec) {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -48,11 +50,14 @@ struct TokenizerSpec {
   int32_t end_of_turn = kNoToken;   // generation stops here
   std::vector<int32_t> other_ends;  // and at these
   int32_t unknown = kNoToken;
-  int32_t padding = kNoToken;
   bool adds_begin_of_text = false;  // prompts begin with begin_of_text
   bool adds_end_of_text = false;    // and end with end_of_turn
   std::string chat_template;        // Jinja; empty when there is none
 };
+
+// The byte of a token that reads "<0x0A>" (two hexadecimal digits of either case), or
+// nothing.
+std::optional<uint8_t> ByteOf(std::string_view token);
 
 // Sets what follows from the pre-tokenizer's name. UNIMPLEMENTED for another than those
 // above (or another name that GGUF has for one of them), naming `field`, it and them.

@@ -33,8 +33,7 @@ absl::Status CheckUnused(const JsonFields& fields) {
 }
 
 // Within a sliding window attention is causal attention: that much is served.
-absl::Status ReadContext(const JsonFields& fields, ModelConfig& config) {
-  HW_ASSIGN_OR_RETURN(config.context_length, fields.Size("max_position_embeddings", kMaxModelSize));
+absl::Status LimitToWindow(const JsonFields& fields, ModelConfig& config) {
   const bool optional = config.architecture != "mistral";  // Qwen has a switch beside it
   HW_ASSIGN_OR_RETURN(const bool slides, fields.BoolOr("use_sliding_window", !optional));
   if (!slides) return absl::OkStatus();
@@ -60,8 +59,9 @@ absl::Status ReadYarn(const JsonFields& fields, RopeScaling& scaling) {
   return absl::OkStatus();
 }
 
-// `fields` of rope_scaling or, since Transformers 5, rope_parameters.
-absl::Status ReadScaling(const JsonFields& fields, ModelConfig& config) {
+// `fields` of rope_scaling or, since Transformers 5, rope_parameters. `original_context`
+// where they have none.
+absl::Status ReadScaling(const JsonFields& fields, double original_context, ModelConfig& config) {
   RopeScaling& scaling = config.rope_scaling;
   const std::string_view type = fields.Has("rope_type") ? "rope_type" : "type";
   HW_ASSIGN_OR_RETURN(const std::string name, fields.TextOr(type, "default"));
@@ -69,8 +69,7 @@ absl::Status ReadScaling(const JsonFields& fields, ModelConfig& config) {
   if (scaling.kind == RopeScaling::Kind::kNone) return absl::OkStatus();
   HW_ASSIGN_OR_RETURN(scaling.factor, fields.Positive("factor"));
   HW_ASSIGN_OR_RETURN(scaling.original_context,
-                      fields.PositiveOr("original_max_position_embeddings",
-                                        static_cast<double>(config.context_length)));
+                      fields.PositiveOr("original_max_position_embeddings", original_context));
   if (scaling.kind == RopeScaling::Kind::kYarn) return ReadYarn(fields, scaling);
   if (scaling.kind != RopeScaling::Kind::kLlama3) return absl::OkStatus();
   HW_ASSIGN_OR_RETURN(scaling.low_frequency_factor, fields.Positive("low_freq_factor"));
@@ -80,6 +79,9 @@ absl::Status ReadScaling(const JsonFields& fields, ModelConfig& config) {
 
 absl::Status ReadRope(const JsonFields& fields, ModelConfig& config) {
   HW_ASSIGN_OR_RETURN(config.rope_base, fields.PositiveOr("rope_theta", 10000.0));
+  HW_ASSIGN_OR_RETURN(const double original,
+                      fields.PositiveOr("original_max_position_embeddings",
+                                        static_cast<double>(config.context_length)));
   for (const std::string_view field : {"rope_scaling", "rope_parameters"}) {
     const Json* object = fields.Find(field);
     if (object == nullptr) continue;
@@ -88,7 +90,7 @@ absl::Status ReadRope(const JsonFields& fields, ModelConfig& config) {
     }
     const JsonFields inner(*object, Message(field, "."));
     HW_ASSIGN_OR_RETURN(config.rope_base, inner.PositiveOr("rope_theta", config.rope_base));
-    HW_RETURN_IF_ERROR(ReadScaling(inner, config));
+    HW_RETURN_IF_ERROR(ReadScaling(inner, original, config));
   }
   return absl::OkStatus();
 }
@@ -120,8 +122,9 @@ absl::StatusOr<ModelConfig> ParseTransformersConfig(const Json& json, bool has_o
   config.rotary_rows = RotaryRows::kHalves;
   HW_RETURN_IF_ERROR(CheckUnused(fields));
   HW_RETURN_IF_ERROR(ReadSizes(fields, config));
-  HW_RETURN_IF_ERROR(ReadContext(fields, config));
-  HW_RETURN_IF_ERROR(ReadRope(fields, config));
+  HW_ASSIGN_OR_RETURN(config.context_length, fields.Size("max_position_embeddings", kMaxModelSize));
+  HW_RETURN_IF_ERROR(ReadRope(fields, config));  // of the whole context
+  HW_RETURN_IF_ERROR(LimitToWindow(fields, config));
   HW_ASSIGN_OR_RETURN(config.tied_embeddings, fields.BoolOr("tie_word_embeddings", !has_output));
   HW_RETURN_IF_ERROR(CheckModelConfig(config, {.query_heads = "num_attention_heads",
                                                .kv_heads = "num_key_value_heads",

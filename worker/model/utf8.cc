@@ -1,6 +1,8 @@
 #include "worker/model/utf8.h"
 
 #include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
+#include "worker/model/message.h"
 
 namespace heavywater {
 namespace {
@@ -42,6 +44,24 @@ Utf8Step DecodeUtf8(std::string_view text) {
     code_point = code_point << 6 | (byte & 0x3fu);
   }
   return {Utf8Step::kValid, lead.bytes, code_point};
+}
+
+absl::Status CheckUtf8(std::string_view what, std::string_view text) {
+  size_t offset = 0;
+  while (offset < text.size()) {
+    const Utf8Step step = DecodeUtf8(text.substr(offset));
+    if (step.kind != Utf8Step::kValid) {
+      return absl::InvalidArgumentError(Message(what, " is not UTF-8 at byte ", offset));
+    }
+    offset += static_cast<size_t>(step.bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckText(std::string_view what, std::string_view text) {
+  if (text.size() <= kMaxTextBytes) return CheckUtf8(what, text);
+  return absl::InvalidArgumentError(
+      Message(what, " has ", text.size(), " bytes, limit ", kMaxTextBytes));
 }
 
 void AppendUtf8(char32_t code_point, std::string& text) {

@@ -1,8 +1,11 @@
 // UTF-8, as Unicode defines it: shortest forms only, no surrogates.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
+
+#include "absl/status/status.h"
 
 namespace heavywater {
 
@@ -12,6 +15,12 @@ struct Utf8Step {
                             // kIncomplete: all that is left, and more could make it valid
   char32_t code_point = 0;  // kValid
 };
+
+// INVALID_ARGUMENT with `what` and the offset when `text` is not UTF-8.
+absl::Status CheckUtf8(std::string_view what, std::string_view text);
+// Likewise, and when it is longer than a text of a model's file (a name, a template) is.
+inline constexpr size_t kMaxTextBytes = size_t{1} << 20;
+absl::Status CheckText(std::string_view what, std::string_view text);
 
 // What stands at the start of `text`, which must not be empty.
 Utf8Step DecodeUtf8(std::string_view text);

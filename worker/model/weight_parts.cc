@@ -29,8 +29,8 @@ class PartList {
 
   void AddLayer(const std::string& prefix, LlamaLayer& layer) {
     Add(layer.attn_norm, {Vector(prefix + "attn_norm.weight", config_.hidden_size)});
-    Add(layer.qkv, Qkv(prefix, ".weight", config_.hidden_size));
-    if (config_.qkv_bias) Add(layer.qkv_bias, Qkv(prefix, ".bias", 1));
+    Add(layer.qkv, Qkv(prefix, ".weight", WeightKind::kMatrix));
+    if (config_.qkv_bias) Add(layer.qkv_bias, Qkv(prefix, ".bias", WeightKind::kStandingVector));
     if (config_.qk_norm) {
       Add(layer.q_norm, {Vector(prefix + "attn_q_norm.weight", config_.head_dim)});
       Add(layer.k_norm, {Vector(prefix + "attn_k_norm.weight", config_.head_dim)});
@@ -52,7 +52,9 @@ class PartList {
             .taken_columns = {0, cols}};
   }
   static WeightPart Vector(std::string tensor, int64_t size) {
-    return Rows(std::move(tensor), 1, size, {0, 1});
+    WeightPart part = Rows(std::move(tensor), 1, size, {0, 1});
+    part.kind = WeightKind::kVector;
+    return part;
   }
   WeightPart Vocabulary(std::string tensor) const {
     return Rows(std::move(tensor), config_.vocab_size, config_.hidden_size, shard_.vocab);
@@ -70,9 +72,10 @@ class PartList {
     return {heads.begin * config_.head_dim, heads.size * config_.head_dim};
   }
 
-  // Of `cols` elements: the weights or, one element a row, the bias.
+  // The weights or, one element a row, the bias.
   std::vector<WeightPart> Qkv(const std::string& prefix, const std::string& suffix,
-                              int64_t cols) const {
+                              WeightKind kind) const {
+    const int64_t cols = kind == WeightKind::kMatrix ? config_.hidden_size : 1;
     const int64_t kv_rows = int64_t{config_.num_kv_heads} * config_.head_dim;
     const int64_t q_rows = int64_t{config_.num_query_heads} * config_.head_dim;
     WeightPart q = Rows(prefix + "attn_q" + suffix, q_rows, cols, RowsOf(shard_.query_heads));
@@ -80,6 +83,7 @@ class PartList {
     WeightPart v = Rows(prefix + "attn_v" + suffix, kv_rows, cols, RowsOf(shard_.kv_heads));
     if (config_.rotary_rows == RotaryRows::kNeighbours)
       q.head_rows = k.head_rows = config_.head_dim;
+    q.kind = k.kind = v.kind = kind;
     return {std::move(q), std::move(k), std::move(v)};
   }
 

@@ -11,10 +11,17 @@
 
 namespace heavywater {
 
+enum class WeightKind {
+  kMatrix,
+  kVector,          // one row
+  kStandingVector,  // a vector of which rows are taken, as of the matrix it belongs to: a bias
+};
+
 // Rows of one tensor, which lie one below the other in the matrix.
 struct WeightPart {
-  std::string tensor;  // GGUF's name, "blk.0.attn_q.weight"
-  int64_t rows = 0;    // what the tensor must be
+  std::string tensor;                     // GGUF's name, "blk.0.attn_q.weight"
+  WeightKind kind = WeightKind::kMatrix;  // the same in all parts of a matrix
+  int64_t rows = 0;                       // what the tensor must be; cols are 1 of a bias
   int64_t cols = 0;
   Range taken_rows;  // what is taken of it
   Range taken_columns;
@@ -30,6 +37,7 @@ struct MatrixParts {
   WeightMatrix* matrix;
   std::vector<WeightPart> parts;
 
+  WeightKind kind() const { return parts.front().kind; }
   int64_t rows() const;
   int64_t cols() const { return parts.front().taken_columns.size; }
 };

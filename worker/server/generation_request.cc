@@ -51,7 +51,10 @@ absl::StatusOr<std::vector<int32_t>> ParsePrompt(const v1::GenerateRequest& prot
                                                    " bytes and tokens has ", proto.tokens_size(),
                                                    " ids, want exactly one of the two"));
   }
-  if (proto.tokens().empty()) return InField("text", limits.tokenizer.EncodePrompt(proto.text()));
+  if (proto.tokens().empty()) {
+    const bool has_suffix = !proto.suffix_text().empty() || !proto.suffix_tokens().empty();
+    return InField("text", limits.tokenizer.EncodePrompt(proto.text(), has_suffix));
+  }
   HW_RETURN_IF_ERROR(CheckTokens("tokens", proto.tokens(), limits.vocab_size));
   return std::vector<int32_t>(proto.tokens().begin(), proto.tokens().end());
 }
@@ -64,8 +67,7 @@ absl::StatusOr<std::vector<int32_t>> ParseSuffix(const v1::GenerateRequest& prot
         proto.suffix_tokens_size(), " ids, want at most one of the two"));
   }
   if (!proto.suffix_text().empty()) {
-    return InField("suffix_text",
-                   limits.tokenizer.Encode(proto.suffix_text(), ControlTokens::kAsToken));
+    return InField("suffix_text", limits.tokenizer.EncodeSuffix(proto.suffix_text()));
   }
   HW_RETURN_IF_ERROR(CheckTokens("suffix_tokens", proto.suffix_tokens(), limits.vocab_size));
   return std::vector<int32_t>(proto.suffix_tokens().begin(), proto.suffix_tokens().end());

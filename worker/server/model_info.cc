@@ -97,7 +97,7 @@ v1::ModelInfo MakeModelInfo(const ModelConfig& config, const TokenizerSpec& toke
   info.set_tensor_parallel(tensor_parallel);
   info.set_tokenizer_model(tokenizer.model);
   info.set_pre_tokenizer(tokenizer.pre_tokenizer);
-  info.set_add_bos(tokenizer.adds_begin_of_text);
+  info.set_add_bos(tokenizer.adds_begin_of_text && tokenizer.begin_of_text != kNoToken);
   info.set_bos_token(tokenizer.begin_of_text);
   info.set_eos_token(tokenizer.end_of_turn);
   info.set_chat_template(tokenizer.chat_template);

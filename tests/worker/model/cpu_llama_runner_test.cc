@@ -110,6 +110,21 @@ TEST(CpuLlamaRunnerSplitTest, TwoRanksComputeTheSameWhereTwoDivideTheKvHeads) {
   EXPECT_LT(Error(RunGroup(**group, tokens, 30)[1], model.Logits(tokens)), 1e-5);
 }
 
+TEST(CpuLlamaRunnerSplitTest, MatricesOfOneColumnComputeTheSame) {
+  for (const TinyLlamaShape& shape : {TinyLlamaShape{.hidden = 1}, TinyLlamaShape{.ffn = 1}}) {
+    const TinyLlama model(shape, /*seed=*/3);
+    const auto file = OpenBytes(model.File());
+    const std::vector<int32_t> tokens = SomeTokens(30, model.shape().vocab);
+    for (const int ranks : {1, 3}) {
+      auto group = LlamaGroup::Create(*file, ranks, {});
+      ASSERT_TRUE(group.ok()) << group.status();
+      for (const auto& logits : RunGroup(**group, tokens, 30)) {
+        EXPECT_LT(Error(logits, model.Logits(tokens)), 1e-5);
+      }
+    }
+  }
+}
+
 TEST(CpuLlamaRunnerSplitTest, RefusesARankCountThatDoesNotFitTheKvHeadsNamingBoth) {
   const auto file = OpenBytes(TinyLlama({}, 1).File());
   const auto group = LlamaGroup::Create(*file, 2, {});

@@ -4,12 +4,14 @@
 #include "gtest/gtest.h"
 #include "tests/worker/model/gguf_writer.h"
 #include "tests/worker/model/tiny_llama.h"
+#include "worker/backend/backend.h"
 #include "worker/model/dequantize.h"
 #include "worker/model/gguf_parser.h"
+#include "worker/model/llama_weights.h"
 #include "worker/model/model_config.h"
 #include "worker/model/model_fingerprint.h"
 #include "worker/model/sampler.h"
-#include "worker/model/tokenizer_spec.h"
+#include "worker/model/tokenizer.h"
 
 namespace heavywater {
 namespace {
@@ -31,6 +33,26 @@ TEST(GgufFuzzTest, AFileCutAnywhereIsRefused) {
   }
 }
 
+void LoadWeights(const GgufFile& file) {
+  const auto config = ReadModelConfig(file);
+  if (!config.ok()) return;
+  const auto backend = CreateReferenceBackend();
+  for (const int ranks : {1, 3}) {
+    const auto shard = MakeRankShard(*config, ranks - 1, ranks);
+    if (shard.ok()) (void)LoadLlamaWeights(file, *config, *shard, *backend);
+  }
+}
+
+void Tokenise(const GgufFile& file) {
+  auto spec = ReadTokenizerSpec(file);
+  if (!spec.ok()) return;
+  const auto tokenizer = Tokenizer::Create(*std::move(spec));
+  if (!tokenizer.ok()) return;
+  const auto tokens = tokenizer->EncodePrompt(" bub <s>A\u00e9");
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  for (const int32_t token : *tokens) EXPECT_TRUE(tokenizer->TokenBytes(token).ok());
+}
+
 // Everything that the runner and the tokenizer read from a file.
 void ReadAll(const std::string& bytes) {
   const auto contents = Parse(bytes);
@@ -45,13 +67,27 @@ void ReadAll(const std::string& bytes) {
   }
   const auto file = OpenGguf(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
-  (void)ReadModelConfig(**file);
-  (void)ReadTokenizerSpec(**file);
+  LoadWeights(**file);
+  Tokenise(**file);
   EXPECT_FALSE(ModelFingerprint(**file).empty());
 }
 
+// A tokenizer with tokens of every kind.
+std::string SentencePieceFile() {
+  return GgufWriter()
+      .Field("tokenizer.ggml.model", "llama")
+      .Field("tokenizer.ggml.tokens",
+             std::vector<std::string>{"<unk>", "<s>", "<0x41>", "\u2581", "b", "\u2581b", "u"})
+      .Field("tokenizer.ggml.scores", std::vector<float>{0, 0, 0, -1, -2, -3, -4})
+      .Field("tokenizer.ggml.token_type", std::vector<int32_t>{2, 3, 6, 1, 1, 1, 4})
+      .Field("tokenizer.ggml.unknown_token_id", uint32_t{0})
+      .Field("tokenizer.ggml.bos_token_id", uint32_t{1})
+      .Finish();
+}
+
 TEST(GgufFuzzTest, FlippedBitsNeverReachBeyondTheFile) {
-  for (const std::string& whole : {SmallGguf().Finish(), TinyLlama({.layers = 1}, 1).File()}) {
+  for (const std::string& whole :
+       {SmallGguf().Finish(), TinyLlama({.layers = 1}, 1).File(), SentencePieceFile()}) {
     const size_t header = std::min<size_t>(whole.size(), 1400);
     for (size_t at = 0; at < header; ++at) {
       for (int bit = 0; bit < 8; ++bit) {

@@ -62,6 +62,44 @@ TEST(ModelConfigTest, ServesNoMorePositionsThanASlidingWindowHas) {
   EXPECT_EQ(context(model.Writer().Field("llama.attention.sliding_window", uint32_t{400})), 64);
 }
 
+GgufWriter Yarn() {
+  return TinyLlama({}, 1)
+      .Writer()
+      .Field("llama.rope.scaling.type", "yarn")
+      .Field("llama.rope.scaling.factor", 2.0f);
+}
+
+TEST(ModelConfigTest, AScalingStretchesTheWholeContextNotTheSlidingWindow) {
+  const auto config = ReadModelConfig(
+      **OpenGguf(Yarn().Field("llama.attention.sliding_window", uint32_t{40}).Finish()));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->context_length, 40);
+  EXPECT_EQ(config->rope_scaling.original_context, 64);
+}
+
+TEST(ModelConfigTest, RefusesWhatAScalingAddsUnlessItChangesNothing) {
+  const auto message = [](const char* field, float value) {
+    const std::string name = std::string("llama.rope.scaling.") + field;
+    return std::string(
+        ReadModelConfig(**OpenGguf(Yarn().Field(name, value).Finish())).status().message());
+  };
+  EXPECT_EQ(message("yarn_ext_factor", 1), "");
+  EXPECT_EQ(message("yarn_ext_factor", -1), "");
+  EXPECT_THAT(message("yarn_ext_factor", 0), HasSubstr("yarn_ext_factor' is 0, want 1"));
+  EXPECT_THAT(message("yarn_attn_factor", 2), HasSubstr("yarn_attn_factor' is 2, want 1"));
+  EXPECT_THAT(message("yarn_log_multiplier", 0.5), HasSubstr("is 0.5, want 0"));
+}
+
+TEST(ModelConfigTest, RefusesANameThatIsNoText) {
+  const auto message = [](const std::string& name) {
+    const auto file = OpenGguf(
+        GgufWriter().Field("general.architecture", "llama").Field("general.name", name).Finish());
+    return std::string(ReadModelConfig(**file).status().message());
+  };
+  EXPECT_THAT(message("a\xff"), HasSubstr("'general.name' is not UTF-8 at byte 1"));
+  EXPECT_THAT(message(std::string((1 << 20) + 1, 'a')), HasSubstr("'general.name' has 1048577"));
+}
+
 TEST(ModelConfigTest, ReadsRopeScalingAlsoAsOldFilesSayIt) {
   const TinyLlama model({}, 1);
   const auto config =

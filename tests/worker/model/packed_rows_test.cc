@@ -97,7 +97,8 @@ TEST_P(PackedRowsTest, UnpackToTheFloatsOfTheFile) {
   for (const TensorType type : kTypes) {
     const RandomTensor random(type);
     const std::vector<float> want = random.Floats();
-    for (const Range& columns : {Range{0, kCols}, Range{256, 256}, Range{256, 512}}) {
+    for (const Range& columns : {Range{0, kCols}, Range{256, 256}, Range{256, 512}, Range{32, 160},
+                                 Range{224, 64}, Range{512, 32}}) {
       const RowCodec codec = CodecFor(random.tensor(), columns);
       EXPECT_EQ(codec == RowCodec::kFloat32, type == TensorType::kF32) << TensorTypeName(type);
       const auto packed = Pack(random.tensor(), columns, codec);
@@ -129,7 +130,7 @@ TEST_P(PackedRowsTest, RowsOfSeveralTypesShareACodec) {
     for (const TensorType b : kTypes) {
       const RandomTensor random(a);
       const RowCodec codec = CommonCodec(CodecFor(random.tensor(), columns),
-                                         CodecFor(RandomTensor(b).tensor(), columns), kCols);
+                                         CodecFor(RandomTensor(b).tensor(), columns));
       const auto packed = Pack(random.tensor(), columns, codec);
       std::vector<float> got(kRows * kCols);
       UnpackRows(packed.data(), codec, kRows, kCols, got.data());

@@ -7,6 +7,7 @@
 #include "tests/worker/model/gguf_writer.h"
 #include "tests/worker/model/tiny_checkpoint.h"
 #include "worker/model/dequantize.h"
+#include "worker/model/json_fields.h"
 #include "worker/model/model_file.h"
 #include "worker/model/sampler.h"
 
@@ -164,6 +165,24 @@ TEST(SafetensorsFolderTest, NamesWhatIsMissingOrDoesNotFit) {
       HasSubstr("model.safetensors: length of the header"));
   const TemporaryFolder empty;
   EXPECT_THAT(std::string(OpenModel(empty.path()).status().message()), HasSubstr("config.json"));
+}
+
+TEST(JsonFieldsTest, RefusesMoreBytesOrValuesThanAnyFileHas) {
+  EXPECT_TRUE(ParseJsonObject(R"({"a": [1, 2]})").ok());
+  EXPECT_EQ(ParseJsonObject(R"({"a": [1, 2]})", 12).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  std::string many = R"({"text": ",,[[", "a": [0)";
+  for (int i = 0; i < 4'000'000; ++i) many += ",0";
+  EXPECT_EQ(ParseJsonObject(many + "]}").status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(SafetensorsFolderTest, IsNamedAfterItsFolderWithOrWithoutASlashBehindIt) {
+  const TinyCheckpoint checkpoint = RecordedCheckpoints().front();
+  const TemporaryFolder folder;
+  checkpoint.WriteFolder(folder);
+  const auto name = [](const std::string& path) { return (*OpenModel(path))->ReadConfig()->name; };
+  EXPECT_FALSE(name(folder.path()).empty());
+  EXPECT_EQ(name(folder.path() + "/"), name(folder.path()));
 }
 
 }  // namespace

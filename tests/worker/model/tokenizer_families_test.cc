@@ -119,6 +119,21 @@ TEST(GgufTokenizerTest, SentencePieceTextComesBackWithTheSpaceBeforeIt) {
   }
 }
 
+TEST(GgufTokenizerTest, ASuffixContinuesTheTextWithoutASpaceAndHasThePromptsEnd) {
+  TokenizerSpec spec = SentencePieceSpec();
+  spec.adds_end_of_text = true;
+  spec.end_of_turn = 2;
+  const auto tokenizer = Tokenizer::Create(spec);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto prompt = tokenizer->EncodePrompt("plain", /*has_suffix=*/true);
+  const auto suffix = tokenizer->EncodeSuffix("ly put");
+  ASSERT_TRUE(prompt.ok() && suffix.ok());
+  EXPECT_EQ(*tokenizer->Decode(*prompt) + *tokenizer->Decode(*suffix), " plainly put");
+  EXPECT_NE(prompt->back(), 2);
+  EXPECT_EQ(suffix->back(), 2);
+  EXPECT_EQ(tokenizer->EncodePrompt("plain")->back(), 2);
+}
+
 TEST(WordPatternTest, CutsAsThePatternsOfLlama3AndQwen2Say) {
   EXPECT_THAT(SplitWords("It'S  12345 x\n\n y!?\r\n", WordPattern::kLlama3),
               ElementsAre("It", "'S", " ", " ", "123", "45", " x", "\n\n", " y", "!?\r\n"));
@@ -135,9 +150,8 @@ TEST(TokenizerFolderTest, TakesEndsAndTheChatTemplateFromTheFilesBeside) {
                         {"name": "default", "template": "yes"}]})");
   const auto spec = ReadTokenizerFolder(folder.path());
   ASSERT_TRUE(spec.ok()) << spec.status();
-  EXPECT_EQ(spec->end_of_turn, 300);
-  ASSERT_EQ(spec->other_ends.size(), 3u);
-  EXPECT_EQ(spec->tokens[static_cast<size_t>(spec->other_ends[2])], "<|eot_id|>");
+  EXPECT_EQ(spec->tokens[static_cast<size_t>(spec->end_of_turn)], "<|eot_id|>");
+  EXPECT_EQ(spec->other_ends, (std::vector<int32_t>{300, 301, 302}));
   EXPECT_EQ(spec->chat_template, "yes");
   folder.Write("chat_template.jinja", "{{ messages }}");
   EXPECT_EQ(ReadTokenizerFolder(folder.path())->chat_template, "{{ messages }}");
@@ -165,6 +179,28 @@ TEST(TokenizerFolderTest, NamesWhatItCannotDo) {
   EXPECT_THAT(message("llama2", "/model/vocab", Json::object()), HasSubstr("'model.vocab'"));
   EXPECT_THAT(message("llama2", "/model/vocab/x", -1), HasSubstr("the id of token 'x'"));
   EXPECT_THAT(message("llama2", "/model/unk_token", "nowhere"), HasSubstr("'nowhere'"));
+  EXPECT_THAT(message("llama2", "/added_tokens/1/normalized", true),
+              HasSubstr("'added_tokens.normalized'"));
+  EXPECT_THAT(message("qwen2", "/model/dropout", 0.1), HasSubstr("'model.dropout' is 0.1"));
+}
+
+TEST(TokenizerFolderTest, TakesAnUnknownTokenOnlyWhereItIsComputedAsTheLibraryDoes) {
+  const auto parse = [](const char* family, const Json& changes, const char* missing) {
+    Json json = Families()[family]["tokenizer"];
+    json["model"].update(changes);
+    const Json id = json["model"]["vocab"][missing];
+    json["model"]["vocab"].erase(missing);
+    json["model"]["vocab"]["<gone>"] = id;
+    return ParseTokenizerJson(json).status();
+  };
+  const Json unknown = {{"unk_token", "<gone>"}};
+  EXPECT_THAT(std::string(parse("llama-bpe", unknown, "A").message()),
+              HasSubstr("'model.unk_token' is \"<gone>\""));
+  EXPECT_TRUE(parse("llama-bpe", Json::object(), "A").ok()) << "without one they are dropped";
+  EXPECT_TRUE(parse("llama2", Json::object(), "<0x41>").ok()) << "several as one";
+  EXPECT_THAT(std::string(parse("llama2", {{"fuse_unk", false}}, "<0x41>").message()),
+              HasSubstr("'model.fuse_unk' is false"));
+  EXPECT_TRUE(parse("llama2", {{"fuse_unk", false}}, "<0xFF>").ok()) << "in no text";
 }
 
 // Every value (of the vocabulary a few) replaced by one of another kind: a spec or an error

@@ -53,6 +53,15 @@ TEST(TokenizerSpecTest, ReadsSentencePieceWithItsUsualSettings) {
   EXPECT_EQ(spec->other_ends, std::vector<int32_t>{1});
 }
 
+TEST(TokenizerSpecTest, AByteTokenIsTwoHexadecimalDigitsInItsBracketsAndNothingElse) {
+  EXPECT_EQ(ByteOf("<0x0A>"), 0x0a);
+  EXPECT_EQ(ByteOf("<0xfF>"), 0xff);
+  for (const char* token : {"<0x-1>", "<0x+1>", "<0x 1>", "<0x1>", "<0x0G>", "<0x0x>", "<0x0A)",
+                            "<0x0A>>", "(0x0A>", "", "<0x>"}) {
+    EXPECT_FALSE(ByteOf(token).has_value()) << token;
+  }
+}
+
 TEST(TokenizerSpecTest, FillsTheVocabularyUpToTheModelsRows) {
   TokenizerSpec spec;
   spec.tokens = {"a"};

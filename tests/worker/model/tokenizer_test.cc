@@ -2,6 +2,7 @@
 
 #include <ctime>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "gmock/gmock.h"
@@ -121,6 +122,32 @@ TEST(TokenizerTest, NamesMergesAndTokensThatDoNotFit) {
   spec = SmallSpec();
   spec.tokens[0] = "a b";
   EXPECT_THAT(Tokenizer::Create(spec).status().message(), HasSubstr("token 0, 'a b', is not in"));
+}
+
+TEST(TokenizerTest, RefusesByteTokensThatNameNoByteLongTokensAndScoresThatCannotBe) {
+  TokenizerSpec spec;
+  spec.model = "llama";
+  spec.tokens = {"<0x41>", "\u2581b\u2581\u2581"};
+  spec.token_types = {TokenType::kByte, TokenType::kNormal};
+  spec.scores = {-1, -2};
+  const auto message = [](const TokenizerSpec& changed) {
+    return std::string(Tokenizer::Create(changed).status().message());
+  };
+  const auto tokenizer = Tokenizer::Create(spec);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(*tokenizer->TokenBytes(0), "A");
+  EXPECT_EQ(*tokenizer->TokenBytes(1), " b  ");
+  TokenizerSpec changed = spec;
+  changed.tokens[0] = "<0x-1>";
+  EXPECT_THAT(message(changed), HasSubstr("token 0 of type byte is '<0x-1>'"));
+  changed = spec;
+  changed.tokens[1].assign((64 << 10) + 1, 'b');
+  EXPECT_THAT(message(changed), HasSubstr("token 1 has 65537 bytes"));
+  changed = spec;
+  changed.scores[1] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(message(changed), HasSubstr("the score of token 1 is"));
+  changed.scores = {1};
+  EXPECT_THAT(message(changed), HasSubstr("1 scores, want 2"));
 }
 
 TEST(StreamingDecoderTest, HoldsACharacterBackUntilItIsWhole) {

@@ -71,6 +71,17 @@ TEST(TransformersConfigTest, ServesNoMorePositionsThanASlidingWindowHas) {
       1024);
 }
 
+TEST(TransformersConfigTest, AScalingStretchesTheWholeContextNotTheSlidingWindow) {
+  const auto original = [](Json changes) {
+    changes.update({{"model_type", "mistral"},
+                    {"sliding_window", 1024},
+                    {"rope_scaling", {{"type", "yarn"}, {"factor", 2}}}});
+    return ParseTransformersConfig(Config(changes), true)->rope_scaling.original_context;
+  };
+  EXPECT_EQ(original(Json::object()), 4096);
+  EXPECT_EQ(original({{"original_max_position_embeddings", 2048}}), 2048);
+}
+
 TEST(TransformersConfigTest, NamesWhatItCannotComputeAndWhatItCan) {
   EXPECT_THAT(Message({{"model_type", "gemma"}}),
               AllOf(HasSubstr("'model_type' is 'gemma'"),

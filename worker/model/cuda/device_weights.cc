@@ -20,7 +20,7 @@ class DeviceSink final : public WeightSink {
   }
 
   absl::Status Finish(const WeightMatrix& matrix) override {
-    const bool rounds = type_ == WeightType::kBFloat16 && matrix.rows > 1;
+    const bool rounds = type_ == WeightType::kBFloat16 && !matrix.is_vector;
     if (!rounds) return Copy(matrix, std::as_bytes(std::span(values_)));
     rounded_.resize(values_.size());
     for (size_t i = 0; i < values_.size(); ++i) rounded_[i] = FloatToBFloat16(values_[i]);
