@@ -37,8 +37,29 @@ constexpr int kChunk = kRuns * kRun;
 // The slot, counted from the chunk's first, that is visited after `before` others.
 HWY_INLINE constexpr int VisitedAt(int before) { return before % kRuns * kRun + before / kRuns; }
 
-// Rows before its turn a row comes from L2 into L1.
+// Bytes from a chunk's rows to the same rows of the chunk whose turn follows, of the next one
+// to be fetched into L2, and of the one after that. 0: none.
+struct Ahead {
+  ptrdiff_t follows = 0;
+  ptrdiff_t next = 0;
+  ptrdiff_t after = 0;
+};
+
+// Bytes from row `row` of run `run` to the row that is fetched at its turn. Runs are fetched
+// a quarter of a run apart: each is a 4 KiB page, and were all to begin a page at once,
+// memory would wait for the hardware to notice them.
+HWY_INLINE ptrdiff_t AheadOf(const Ahead& ahead, int run, int row, int64_t row_bytes) {
+  const int lead = run * (kRun / kRuns);
+  return row + lead < kRun ? ahead.next + lead * row_bytes
+                           : ahead.after + (lead - kRun) * row_bytes;
+}
+
+// Rows before its turn a row of a run comes from L2 into L1.
 constexpr int kRowsAhead = 4;
+HWY_INLINE ptrdiff_t NearOf(const Ahead& ahead, int row, int64_t row_bytes) {
+  return row + kRowsAhead < kRun ? kRowsAhead * row_bytes
+                                 : ahead.follows + (kRowsAhead - kRun) * row_bytes;
+}
 
 // Far ahead, into L2: L1 is full of the rows at hand.
 HWY_INLINE void PrefetchToL2(const void* address) {
@@ -51,14 +72,15 @@ HWY_INLINE void PrefetchToL2(const void* address) {
 // when the arithmetic needs a line of L2. Where several passes share a line, the first
 // fetches near rows, and each the far rows of some of the `turn`s, evenly over time.
 template <int kCount, typename T>
-HWY_INLINE void FetchAhead(const T* at, int index, int turn, int64_t row, ptrdiff_t ahead) {
+HWY_INLINE void FetchAhead(const T* at, int index, int turn, ptrdiff_t near, ptrdiff_t ahead) {
   constexpr int kInLine = 64 / sizeof(T);
   constexpr int kPasses = HWY_MAX(kInLine / kCount, 1);
   const int pass = index / kCount % kPasses;
   for (int i = 0; i < kCount; i += kInLine) {
-    if (pass == 0) __builtin_prefetch(at + i + kRowsAhead * row, /*rw=*/0, /*locality=*/3);
+    const auto* line = reinterpret_cast<const std::byte*>(at + i);
+    if (pass == 0) __builtin_prefetch(line + near, /*rw=*/0, /*locality=*/3);
     if (turn % kPasses != pass) continue;
-    PrefetchToL2(reinterpret_cast<const std::byte*>(at + i) + ahead);
+    PrefetchToL2(line + ahead);
   }
 }
 

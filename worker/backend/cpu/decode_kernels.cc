@@ -54,19 +54,35 @@ void JoinPairs(int num_rows, int head_dim, float* out) {
   });
 }
 
-// Bytes that are fetched line by line while there is nothing but arithmetic to do.
+// A chunk that is fetched line by line, as the passes would, while there is nothing but
+// arithmetic to do.
 class Fetches {
  public:
-  Fetches(const void* from, int64_t bytes)
-      : next_(static_cast<const std::byte*>(from)), end_(next_ + bytes) {}
+  // `rows`: of a chunk; null: nothing is fetched.
+  Fetches(const std::byte* rows, const Ahead& ahead, int64_t row_bytes)
+      : rows_(rows), ahead_(ahead), row_bytes_(row_bytes), visit_(rows == nullptr ? kChunk : 0) {}
   HWY_INLINE void Next(int lines) {
-    for (; lines > 0 && next_ < end_; --lines, next_ += kLine) PrefetchToL2(next_);
+    for (; lines > 0 && visit_ < kChunk; --lines) {
+      if (offset_ == 0) {
+        at_ = rows_ + VisitedAt(visit_) * row_bytes_ +
+              AheadOf(ahead_, visit_ % kRuns, visit_ / kRuns, row_bytes_);
+      }
+      PrefetchToL2(at_ + offset_);
+      offset_ += kLine;
+      if (offset_ < row_bytes_) continue;
+      offset_ = 0;
+      ++visit_;
+    }
   }
 
  private:
   static constexpr int kLine = 64;
-  const std::byte* next_;
-  const std::byte* end_;
+  const std::byte* rows_;
+  const Ahead ahead_;
+  const int64_t row_bytes_;
+  int visit_;
+  int64_t offset_ = 0;
+  const std::byte* at_ = nullptr;
 };
 
 // Logits to weights in place; their maximum is known. A few are summed as floats, these
@@ -104,25 +120,37 @@ class Schedule {
         num_chunks_((block.count + kChunk - 1) / kChunk) {}
 
   int num_chunks() const { return num_chunks_; }
-  // Bytes from the chunk's rows to those that are fetched meanwhile.
-  ptrdiff_t AfterKeys(int chunk) const {
-    if (chunk + 1 < num_chunks_) return chunk_ * int64_t{sizeof(T)};
-    return Distance(Keys(chunk), block_.values);
-  }
-  ptrdiff_t AfterValues(int chunk) const {
-    if (chunk + 2 < num_chunks_) return 2 * chunk_ * int64_t{sizeof(T)};
-    if (chunk + 2 > num_chunks_ || block_.next_keys == nullptr) return 0;  // nothing
-    return Distance(Values(chunk), block_.next_keys);
+  // What is fetched during the chunk's turn.
+  Ahead AfterKeys(int chunk) const { return From(chunk, chunk + 1); }
+  Ahead AfterValues(int chunk) const {
+    const int place = num_chunks_ + chunk;
+    return chunk + 1 < num_chunks_ ? From(place, place + 2)
+                                   : Ahead{.follows = Distance(place, place + 1)};
   }
   Fetches WhileWeighing() const {
-    return {Values(1), num_chunks_ > 1 ? chunk_ * int64_t{sizeof(T)} : 0};
+    const int place = num_chunks_ - 1;
+    return {num_chunks_ > 1 ? Chunk(place) : nullptr, From(place, place + 2),
+            block_.head_dim * int64_t{sizeof(T)}};
   }
 
  private:
-  const T* Keys(int chunk) const { return static_cast<const T*>(block_.keys) + chunk * chunk_; }
-  const T* Values(int chunk) const { return static_cast<const T*>(block_.values) + chunk * chunk_; }
-  static ptrdiff_t Distance(const void* from, const void* to) {
-    return static_cast<const std::byte*>(to) - static_cast<const std::byte*>(from);
+  // In the order of turns: those of K, those of V, two of the next block's K. Null: none.
+  const std::byte* Chunk(int place) const {
+    const int64_t bytes = chunk_ * int64_t{sizeof(T)};
+    if (place < num_chunks_) return static_cast<const std::byte*>(block_.keys) + place * bytes;
+    place -= num_chunks_;
+    if (place < num_chunks_) return static_cast<const std::byte*>(block_.values) + place * bytes;
+    place -= num_chunks_;
+    if (block_.next_keys == nullptr || place >= 2) return nullptr;
+    return static_cast<const std::byte*>(block_.next_keys) + place * bytes;
+  }
+  ptrdiff_t Distance(int from, int to) const {
+    return Chunk(to) == nullptr ? 0 : Chunk(to) - Chunk(from);
+  }
+  Ahead From(int place, int next) const {
+    return {.follows = Distance(place, place + 1),
+            .next = Distance(place, next),
+            .after = Distance(place, next + 1)};
   }
   const SlotBlock& block_;
   const int64_t chunk_;

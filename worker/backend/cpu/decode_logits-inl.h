@@ -51,11 +51,12 @@ HWY_INLINE VF SumAcrossBlocks(const VF (&parts)[kLanes / kKeysAtOnce]) {
 #endif
 }
 
-// acc[r][k] = lanes whose sum is row r's product with key k. Of each key, the line at
-// `ahead` bytes from what is read is fetched.
+// acc[r][k] = lanes whose sum is row r's product with key k. Of each key, the lines at
+// `near` and `ahead[k]` bytes from what is read are fetched (FetchAhead()).
 template <int kRows, int kKeys, typename T>
-HWY_INLINE void Multiply(const T* const* keys, ptrdiff_t ahead, const float* queries,
-                         int64_t stride, int head_dim, VF (&acc)[kRows][kKeys]) {
+HWY_INLINE void Multiply(const T* const* keys, ptrdiff_t near, const ptrdiff_t* ahead,
+                         const float* queries, int64_t stride, int head_dim,
+                         VF (&acc)[kRows][kKeys]) {
   for (auto& row : acc) {
     for (VF& sum : row) sum = hn::Zero(kFloats);
   }
@@ -70,7 +71,7 @@ HWY_INLINE void Multiply(const T* const* keys, ptrdiff_t ahead, const float* que
   int i = 0;
   for (; i + 2 * kLanes <= head_dim; i += 2 * kLanes) {
     for (int k = 0; k < kKeys; ++k) {
-      FetchAhead<2 * kLanes>(keys[k] + i, i, k, head_dim, ahead);
+      FetchAhead<2 * kLanes>(keys[k] + i, i, k, near, ahead[k]);
       LoadKvPair(kFloats, keys[k] + i, first[k], second[k]);
     }
     add(i, first);
@@ -89,12 +90,14 @@ HWY_INLINE void Multiply(const T* const* keys, ptrdiff_t ahead, const float* que
 
 // sums[r] = SumWithinBlocks of row r's products with four keys.
 template <int kRows, typename T>
-HWY_INLINE void DotFourKeys(const T* const (&keys)[kKeysAtOnce], ptrdiff_t ahead,
-                            const float* queries, int64_t stride, int head_dim, VF (&sums)[kRows]) {
+HWY_INLINE void DotFourKeys(const T* const (&keys)[kKeysAtOnce], ptrdiff_t near,
+                            const ptrdiff_t (&ahead)[kKeysAtOnce], const float* queries,
+                            int64_t stride, int head_dim, VF (&sums)[kRows]) {
   VF all[kRows][kKeysAtOnce];
   for (int first = 0; first < kKeysAtOnce; first += kKeysInRegisters) {
     VF acc[kRows][kKeysInRegisters];
-    Multiply<kRows, kKeysInRegisters, T>(keys + first, ahead, queries, stride, head_dim, acc);
+    Multiply<kRows, kKeysInRegisters, T>(keys + first, near, ahead + first, queries, stride,
+                                         head_dim, acc);
     for (int r = 0; r < kRows; ++r) {
       for (int k = 0; k < kKeysInRegisters; ++k) all[r][first + k] = acc[r][k];
     }
@@ -105,23 +108,29 @@ HWY_INLINE void DotFourKeys(const T* const (&keys)[kKeysAtOnce], ptrdiff_t ahead
 // sums[r][i]: row r's product with slot `first` + i, in the order of visits where the
 // chunk is whole, else as they lie.
 template <int kRows, typename T>
-HWY_NOINLINE void ChunkSums(const SlotBlock& block, ptrdiff_t ahead, const float* queries,
+HWY_NOINLINE void ChunkSums(const SlotBlock& block, const Ahead& ahead, const float* queries,
                             int first, float (&sums)[kRows][kChunk]) {
   const int64_t stride = PaddedRow(block.head_dim);
+  const int64_t row_bytes = block.head_dim * int64_t{sizeof(T)};
   const bool whole = first + kChunk <= block.count;
   const int end = HWY_MIN(block.count - first, kChunk);
+  static_assert(kKeysAtOnce == kRuns);  // one of each run at once
   for (int visit = 0; visit < end; visit += kLanes) {
     VF parts[kRows][kLanes / kKeysAtOnce];
     for (int part = 0; part < kLanes / kKeysAtOnce; ++part) {
+      const int row = visit / kRuns + part;
       const T* keys[kKeysAtOnce];
+      ptrdiff_t ahead_of[kKeysAtOnce];
       for (int k = 0; k < kKeysAtOnce; ++k) {
         const int at = visit + part * kKeysAtOnce + k;
+        ahead_of[k] = AheadOf(ahead, k, row, row_bytes);
         // Past the end: any row that exists; masked later.
         const int slot = whole ? VisitedAt(at) : HWY_MIN(at, end - 1);
         keys[k] = static_cast<const T*>(block.keys) + int64_t{first + slot} * block.head_dim;
       }
       VF of_keys[kRows];
-      DotFourKeys<kRows, T>(keys, ahead, queries, stride, block.head_dim, of_keys);
+      DotFourKeys<kRows, T>(keys, NearOf(ahead, row, row_bytes), ahead_of, queries, stride,
+                            block.head_dim, of_keys);
       for (int r = 0; r < kRows; ++r) parts[r][part] = of_keys[r];
     }
     for (int r = 0; r < kRows; ++r) {
@@ -168,7 +177,7 @@ HWY_NOINLINE void MaskSums(const SlotBlock& block, const QueryRows& rows, int fi
 // Logits of kRows rows and a chunk of slots from `first`, -infinity where masked; not
 // `masked`: every row sees the whole chunk.
 template <int kRows, typename T>
-HWY_INLINE void ChunkLogits(const SlotBlock& block, ptrdiff_t ahead, bool masked,
+HWY_INLINE void ChunkLogits(const SlotBlock& block, const Ahead& ahead, bool masked,
                             const QueryRows& rows, int first_row, int first, BlockResult& result,
                             VF* maximum) {
   HWY_ALIGN float sums[kRows][kChunk];

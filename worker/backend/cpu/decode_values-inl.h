@@ -50,10 +50,9 @@ HWY_INLINE const Visits& VisitsOf(const SlotBlock& block, int first, Position la
 }
 
 // out[r][0 .. kVectors * kLanes) += sum over slots of weights[r][slot] * value; several
-// vectors in LoadKvPair()'s order. Of each value, the line at `ahead` bytes from what is
-// read is fetched.
+// vectors in LoadKvPair()'s order. `ahead`: what is fetched meanwhile.
 template <int kRows, int kVectors, bool kHalf, typename T>
-HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, int column, ptrdiff_t ahead,
+HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, int column, const Ahead& ahead,
                             const Visits& visits, const float* weights, int64_t weights_stride,
                             float* out, int64_t out_stride) {
   VF acc[kRows][kVectors];
@@ -62,11 +61,14 @@ HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, int column, p
       acc[r][c] = hn::LoadU(kFloats, out + r * out_stride + c * kLanes);
     }
   }
-  const auto add = [&](int turn, const T* from, const float* of_slot) HWY_ATTR {
+  const int64_t row_bytes = value_stride * int64_t{sizeof(T)};
+  const auto add = [&](int turn, int row, const T* from, const float* of_slot) HWY_ATTR {
     VF value[kVectors];
     if constexpr (kVectors % 2 == 0) {
       for (int c = 0; c < kVectors; c += 2) {
-        FetchAhead<2 * kLanes>(from + c * kLanes, column + c * kLanes, turn, value_stride, ahead);
+        FetchAhead<2 * kLanes>(from + c * kLanes, column + c * kLanes, turn,
+                               NearOf(ahead, row, row_bytes),
+                               AheadOf(ahead, turn % kRuns, row, row_bytes));
         LoadKvPair(kFloats, from + c * kLanes, value[c], value[c + 1]);
       }
     } else {
@@ -81,12 +83,12 @@ HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, int column, p
   if (visits.count == kChunk) {
     for (int i = 0; i < kRun; ++i, values += value_stride, ++weights) {
       for (int run = 0; run < kRuns; ++run) {
-        add(run, values + run * kRun * value_stride, weights + run * kRun);
+        add(run, i, values + run * kRun * value_stride, weights + run * kRun);
       }
     }
   } else {
     for (int i = 0; i < visits.count; ++i) {
-      add(i, values + visits.slots[i] * value_stride, weights + visits.slots[i]);
+      add(i, i / kRuns, values + visits.slots[i] * value_stride, weights + visits.slots[i]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
@@ -98,7 +100,7 @@ HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, int column, p
 
 // The chunk's visible slots, for all rows and columns: it stays in L1 meanwhile.
 template <typename T>
-void AddChunk(const SlotBlock& block, ptrdiff_t ahead, int first, const Visits& visits,
+void AddChunk(const SlotBlock& block, const Ahead& ahead, int first, const Visits& visits,
               int num_rows, BlockResult& result) {
   const int64_t stride = block.head_dim;
   const int64_t out_stride = PaddedRow(stride);
