@@ -31,8 +31,8 @@ SketchShape SketchShapeOf(const KvShape& shape, const PolicyOptions& policy) {
                      .page_tokens = shape.page_tokens};
   if (sketch.channels > 0) return sketch;
   sketch.channels = DefaultSketchChannels(shape.head_dim);
-  const double page_bytes = policy.device_ratio *
-                            static_cast<double>(shape.page_tokens * shape.row_bytes());
+  const double page_bytes =
+      policy.device_ratio * static_cast<double>(shape.page_tokens * shape.row_bytes());
   const bool fits = 2 * static_cast<double>(SketchBytes(sketch, shape.page_tokens)) <= page_bytes;
   if (policy.device_ratio > 0 && !fits) sketch.channels = QuarterSketchChannels(shape.head_dim);
   return sketch;

@@ -9,8 +9,8 @@
 #include "worker/backend/backend.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/nccl/nccl_options.h"
-#include "worker/model/model_file.h"
 #include "worker/model/llama_runner.h"
+#include "worker/model/model_file.h"
 
 namespace heavywater {
 
