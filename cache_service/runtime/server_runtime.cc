@@ -20,9 +20,6 @@ namespace {
 
 // What calls that outlive the drain get to notice that they were cancelled.
 constexpr absl::Duration kCancelGrace = absl::Milliseconds(200);
-// Clients ask every five seconds whether the server is still there; gRPC's own limit
-// (five minutes) would end their connections for it.
-constexpr int kMinPingIntervalMs = 2000;
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(10);
 
 // "127.0.0.1:0" and 4242 -> "127.0.0.1:4242".
@@ -62,8 +59,6 @@ absl::StatusOr<std::unique_ptr<ServerRuntime>> ServerRuntime::Start(
   int port = 0;
   // Without this two servers could share a port and each get half of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             kMinPingIntervalMs);
   builder.AddListeningPort(options.listen_address, grpc::InsecureServerCredentials(), &port);
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
   for (grpc::Service* service : services) builder.RegisterService(service);

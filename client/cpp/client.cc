@@ -68,12 +68,6 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-    // A machine that is gone says nothing: a call that waits asks, and ends when no
-    // answer comes.
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0);
-    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
     return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   };
   std::unique_ptr<GenerationStub> generation;

@@ -138,24 +138,6 @@ def test_ranks_that_are_told_to_stop_while_the_group_forms_again_end_in_order(fo
             assert group.workers[rank].terminate() == 0, group.workers[rank].tail()
 
 
-def test_a_client_notices_that_rank_0_is_gone_without_a_word(folder: Path) -> None:
-    # A process that stands still answers as little as a machine without power.
-    with cluster(folder, 1) as group, Client(worker=group.worker_address) as client:
-        request = generation_pb2.GenerateRequest(tokens=[1, 2, 3], max_new_tokens=4000, ignore_eos=True)
-        stub = generation_pb2_grpc.GenerationServiceStub(client._connect(group.worker_address))
-        stream = stub.Generate(request, timeout=60)
-        next(stream)
-        os.kill(group.workers[0].pid, signal.SIGSTOP)
-        stopped = time.monotonic()
-        try:
-            with pytest.raises(grpc.RpcError) as failed:
-                list(stream)
-        finally:
-            os.kill(group.workers[0].pid, signal.SIGCONT)
-        assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert time.monotonic() - stopped < 8 + SLACK_S
-
-
 def test_a_rank_that_stands_still_is_replaced(folder: Path, long_prompt: list[int]) -> None:
     with cluster(folder, 3, worker=OFTEN) as group:
         undisturbed = _generate(group, long_prompt[:100], BOUNDED)
