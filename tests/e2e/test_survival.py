@@ -13,7 +13,7 @@ import grpc
 import pytest
 from cluster import Cluster, cluster, token_ids
 from heavywater import Client
-from heavywater.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+from heavywater.v1 import common_pb2, generation_pb2
 
 NOTICED_S = 5.0
 SLACK_S = 3.0
