@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "hwy/targets.h"
+#include "tests/worker/model/every_target.h"
 #include "worker/model/packed_matmul.h"
 #include "worker/model/rope_angles.h"
 #include "worker/model/sampler.h"
@@ -12,16 +12,7 @@
 namespace heavywater {
 namespace {
 
-class KernelsTest : public testing::TestWithParam<int64_t> {
- protected:
-  void SetUp() override { Choose(GetParam()); }
-  void TearDown() override { Choose(0); }
-
-  static void Choose(int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
+class KernelsTest : public EveryTargetTest {};
 
 // In [-2, 2).
 std::vector<float> Random(size_t size, uint64_t seed) {
@@ -145,16 +136,7 @@ TEST_P(KernelsTest, RotationTurnsEachPairByItsAngleAndKeepsItsLength) {
   }
 }
 
-std::vector<int64_t> Targets() {
-  std::vector<int64_t> targets;
-  for (int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
-    targets.push_back(left & -left);
-  }
-  return targets;
-}
-
-INSTANTIATE_TEST_SUITE_P(AllTargets, KernelsTest, testing::ValuesIn(Targets()),
-                         [](const auto& info) { return hwy::TargetName(info.param); });
+INSTANTIATE_TEST_SUITE_P(AllTargets, KernelsTest, testing::ValuesIn(AllTargets()), TargetOf);
 
 }  // namespace
 }  // namespace heavywater

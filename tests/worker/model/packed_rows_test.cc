@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "hwy/targets.h"
+#include "tests/worker/model/every_target.h"
 #include "worker/model/dequantize.h"
 #include "worker/model/packed_matmul.h"
 #include "worker/model/sampler.h"
@@ -82,16 +82,7 @@ std::vector<std::byte> Pack(const GgufTensor& tensor, const Range& columns, RowC
   return packed;
 }
 
-class PackedRowsTest : public testing::TestWithParam<int64_t> {
- protected:
-  void SetUp() override { Choose(GetParam()); }
-  void TearDown() override { Choose(0); }
-
-  static void Choose(int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
+class PackedRowsTest : public EveryTargetTest {};
 
 TEST_P(PackedRowsTest, UnpackToTheFloatsOfTheFile) {
   for (const TensorType type : kTypes) {
@@ -168,16 +159,7 @@ TEST_P(PackedRowsTest, ProductsHaveTheSameBitsAsThoseOfTheFloats) {
   }
 }
 
-std::vector<int64_t> Targets() {
-  std::vector<int64_t> targets;
-  for (int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
-    targets.push_back(left & -left);
-  }
-  return targets;
-}
-
-INSTANTIATE_TEST_SUITE_P(AllTargets, PackedRowsTest, testing::ValuesIn(Targets()),
-                         [](const auto& info) { return hwy::TargetName(info.param); });
+INSTANTIATE_TEST_SUITE_P(AllTargets, PackedRowsTest, testing::ValuesIn(AllTargets()), TargetOf);
 
 }  // namespace
 }  // namespace heavywater

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from heavywater.book import read_book
 from heavywater.cli.policy import parse_recall_tokens
 from heavywater.eval.rows import RecallTokens
 from heavywater.local import LocalOptions
 
 DEFAULT_RECALL_TOKENS = 64
 _HOST_BYTES = 3 << 30
+
+
+BookText = Annotated[Path | None, typer.Option(help="A text file [Northanger Abbey, of Debian's r-cran-janeaustenr].")]
+Parallel = Annotated[int, typer.Option(min=1, help="Sequences that run at once.")]
+Threads = Annotated[int, typer.Option(min=0, help="Of the worker it starts [all cores].")]
+
+
+def text_or_book(text: Path | None) -> str:
+    """What --text names."""
+    return text.read_text(encoding="utf-8") if text else read_book()
 
 
 def local_servers(threads: int, *, recall: bool) -> LocalOptions:

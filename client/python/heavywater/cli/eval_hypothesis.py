@@ -12,9 +12,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heavywater.book import read_book
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
-from heavywater.cli.eval_common import counted, local_servers, progress_bar
+from heavywater.cli.eval_common import (
+    BookText,
+    Threads,
+    counted,
+    local_servers,
+    progress_bar,
+    text_or_book,
+)
 from heavywater.cli.highlight import token_texts
 from heavywater.eval.hypothesis import CURVE, FIRST, HISTORY, Passage, look_at, mean_figures, runs_of
 from heavywater.eval.plots import mass_plot
@@ -24,9 +30,7 @@ from heavywater.model import Model
 
 
 def hypothesis(
-    text: Annotated[
-        Path | None, typer.Option(help="A text file [Northanger Abbey, of Debian's r-cran-janeaustenr].")
-    ] = None,
+    text: BookText = None,
     offsets: Annotated[str, typer.Option(help="Where the passages begin, in tokens.")] = "2000,52000",
     prompt: Annotated[int, typer.Option(min=128, help="Tokens of each passage.")] = 1024,
     steps: Annotated[str, typer.Option(help="So many tokens later: a comma-separated list, 1 to 4096 each.")] = (
@@ -34,7 +38,7 @@ def hypothesis(
     ),
     state: Annotated[Path | None, typer.Option(help="Keep results here, and go on from those that it has.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Write mass.png into this folder.")] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Of the worker it starts [all cores].")] = 0,
+    threads: Threads = 0,
     address: Address = "",
     cache: CacheAddress = "",
     as_json: Json = False,
@@ -46,7 +50,7 @@ def hypothesis(
     later = [int(step) for step in steps.split(",")]
     if not all(1 <= step <= 4096 for step in later):
         raise ValueError(f"--steps {steps}, want numbers from 1 to 4096")
-    content = text.read_text(encoding="utf-8") if text else read_book()
+    content = text_or_book(text)
     settings = {"prompt": prompt, "steps": later, "text": str(text) if text else None}
     results = ResultsFile(state, settings)
     wanted = [int(offset) for offset in offsets.split(",")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,9 +10,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heavywater.book import read_book
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
-from heavywater.cli.eval_common import fractions, local_servers, progress_bar, recall_of
+from heavywater.cli.eval_common import (
+    BookText,
+    Parallel,
+    Threads,
+    fractions,
+    local_servers,
+    progress_bar,
+    recall_of,
+    text_or_book,
+)
 from heavywater.client import Client
 from heavywater.eval.haystack import DEPTHS, Needle, make_needles
 from heavywater.eval.needle import NeedleEvaluation, NeedleResult
@@ -36,12 +43,10 @@ def needle(
     seeds: Annotated[str, typer.Option(help="Of the texts, names, codes: a comma-separated list.")] = "0",
     tokens: Annotated[int, typer.Option(min=64, help="Of each text, about.")] = 1500,
     variants: Annotated[int, typer.Option(min=1, help="Texts for each depth and seed.")] = 5,
-    text: Annotated[
-        Path | None, typer.Option(help="A text file [Northanger Abbey, of Debian's r-cran-janeaustenr].")
-    ] = None,
+    text: BookText = None,
     scope: Annotated[str, typer.Option(help="layer or kv_head.")] = "layer",
-    parallel: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 6,
-    threads: Annotated[int, typer.Option(min=0, help="Of the worker it starts [all cores].")] = 0,
+    parallel: Parallel = 6,
+    threads: Threads = 0,
     address: Address = "",
     cache: CacheAddress = "",
     as_json: Json = False,
@@ -52,7 +57,7 @@ def needle(
     """
     log = Console(stderr=True)
     rows = rows_at_equal_bytes([scope], fractions(budgets), _recalls(recall, recall_tokens))
-    content = text.read_text(encoding="utf-8") if text else read_book()
+    content = text_or_book(text)
     whens = [True, False] if question_after is None else [question_after]
     with connected(address, cache, local_servers(threads, recall=recall is not False), log) as client:
         model = client.get_model()

@@ -10,18 +10,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from heavywater.book import read_book
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
-from heavywater.cli.eval_common import fractions, local_servers, progress_bar, recall_of
+from heavywater.cli.eval_common import (
+    BookText,
+    Parallel,
+    Threads,
+    fractions,
+    local_servers,
+    progress_bar,
+    recall_of,
+    text_or_book,
+)
 from heavywater.eval.measure import make_windows
 from heavywater.eval.ppl import PplEvaluation, RowResult
 from heavywater.eval.rows import Row, make_rows, published_rows, rows_at_equal_bytes
 
 
 def ppl(
-    text: Annotated[
-        Path | None, typer.Option(help="A text file [Northanger Abbey, of Debian's r-cran-janeaustenr].")
-    ] = None,
+    text: BookText = None,
     offsets: Annotated[str, typer.Option(help="Where the windows begin, in tokens.")] = "2000,27000,52000,77000",
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each window's prompt.")] = 1536,
     continuation: Annotated[int, typer.Option("--continue", min=1, help="Tokens scored in each window.")] = 512,
@@ -36,8 +42,8 @@ def ppl(
     ] = False,
     recall_tokens: Annotated[str, typer.Option(help='With --recall: read at most, a list or "all".')] = "64",
     dump: Annotated[Path | None, typer.Option(help="Write ids, logits and kept positions here, as npz.")] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 12,
-    threads: Annotated[int, typer.Option(min=0, help="Of the worker it starts [all cores].")] = 0,
+    parallel: Parallel = 12,
+    threads: Threads = 0,
     address: Address = "",
     cache: CacheAddress = "",
     as_json: Json = False,
@@ -48,7 +54,7 @@ def ppl(
         rows = _recall_rows(policies, scopes, fractions(budgets), recall_tokens)
     else:
         rows = _rows(policies, scopes, fractions(budgets))
-    content = text.read_text(encoding="utf-8") if text else read_book()
+    content = text_or_book(text)
     if dump is not None:
         dump.mkdir(parents=True, exist_ok=True)
     if dump is not None and address and not cache:

@@ -11,9 +11,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heavywater.book import read_book
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
-from heavywater.cli.eval_common import fractions, local_servers, progress_bar
+from heavywater.cli.eval_common import (
+    BookText,
+    Parallel,
+    Threads,
+    fractions,
+    local_servers,
+    progress_bar,
+    text_or_book,
+)
 from heavywater.cli.eval_sweep import RECALL, sweep_rows
 from heavywater.eval.book_questions import make_questions
 from heavywater.eval.qa import QaEvaluation
@@ -34,12 +41,10 @@ def qa(
     documents: Annotated[int, typer.Option(min=1, help="Texts.")] = 30,
     per_document: Annotated[int, typer.Option(min=1, help="Questions about each, at most.")] = 5,
     tokens: Annotated[int, typer.Option(min=400, help="Of each text, about.")] = 1500,
-    text: Annotated[
-        Path | None, typer.Option(help="A text file [Northanger Abbey, of Debian's r-cran-janeaustenr].")
-    ] = None,
+    text: BookText = None,
     state: Annotated[Path | None, typer.Option(help="Keep results here, and go on from those that it has.")] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 6,
-    threads: Annotated[int, typer.Option(min=0, help="Of the worker it starts [all cores].")] = 0,
+    parallel: Parallel = 6,
+    threads: Threads = 0,
     address: Address = "",
     cache: CacheAddress = "",
     as_json: Json = False,
@@ -57,7 +62,7 @@ def qa(
     results = ResultsFile(state, settings)
     missing = [row for row in rows if row.name not in results]
     if missing:
-        content = text.read_text(encoding="utf-8") if text else read_book()
+        content = text_or_book(text)
         with connected(address, cache, local_servers(threads, recall=RECALL in policies), log) as client:
             questions = make_questions(client.get_model(), content, documents, per_document, tokens)
             log.print(f"{len(questions)} questions about {documents} texts of {tokens} tokens", highlight=False)

@@ -12,9 +12,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heavywater.book import read_book
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
-from heavywater.cli.eval_common import counted, fractions, local_servers, progress_bar
+from heavywater.cli.eval_common import (
+    BookText,
+    Parallel,
+    Threads,
+    counted,
+    fractions,
+    local_servers,
+    progress_bar,
+    text_or_book,
+)
 from heavywater.client import Client
 from heavywater.eval.kept import resident_shares
 from heavywater.eval.measure import Window, make_windows
@@ -28,9 +36,7 @@ _MAP_STEPS = (0, 16, 64)
 
 
 def sweep(
-    text: Annotated[
-        Path | None, typer.Option(help="A text file [Northanger Abbey, of Debian's r-cran-janeaustenr].")
-    ] = None,
+    text: BookText = None,
     policies: Annotated[str, typer.Option(help="A comma-separated list; recall is the tuned preset.")] = ",".join(
         (*BOUNDED, RECALL)
     ),
@@ -43,8 +49,8 @@ def sweep(
     continuation: Annotated[int, typer.Option("--continue", min=1, help="Tokens scored in each window.")] = 256,
     state: Annotated[Path | None, typer.Option(help="Keep results here, and go on from those that it has.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Write quality.png and kept.png into this folder.")] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 12,
-    threads: Annotated[int, typer.Option(min=0, help="Of the worker it starts [all cores].")] = 0,
+    parallel: Parallel = 12,
+    threads: Threads = 0,
     address: Address = "",
     cache: CacheAddress = "",
     as_json: Json = False,
@@ -57,7 +63,7 @@ def sweep(
     rows = sweep_rows(policies.split(","), scopes.split(","), fractions(budgets))
     if plots is not None and address and not cache:
         raise ValueError("--plots reads the kept positions from the cache service: give --cache, too")
-    content = text.read_text(encoding="utf-8") if text else read_book()
+    content = text_or_book(text)
     settings = {"offsets": offsets, "prompt": prompt, "continue": continuation, "text": str(text) if text else None}
     results = ResultsFile(state, settings)
     if all(row.name in results for row in rows) and plots is None:
