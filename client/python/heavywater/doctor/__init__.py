@@ -1,0 +1,1 @@
+"""What keeps a deployment from working, found from where the command runs."""
