@@ -210,11 +210,6 @@ class Client:
         stats: admin_pb2.StatsResponse = self._read(_wanted(self._admin, "cache").Stats, admin_pb2.StatsRequest())
         return stats
 
-    def get_config(self) -> str:
-        """The cache service's configuration in effect, as YAML."""
-        answer = self._read(_wanted(self._admin, "cache").GetConfig, admin_pb2.GetConfigRequest())
-        return str(answer.yaml)
-
     def get_sets(self, sequence_id: int, layers: Sequence[int] = ()) -> Sequence[SequenceSet]:
         """Sinks, heavy, recent, demoted and dropped positions per layer; all layers by default."""
         request = sequence_pb2.GetSetsRequest(sequence_id=sequence_id, layers=layers)

@@ -7,7 +7,6 @@ import sys
 import typer
 
 from heavywater.cli.diff import diff
-from heavywater.cli.doctor import doctor
 from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
 from heavywater.cli.inspect import inspect
@@ -26,7 +25,6 @@ app.command()(inspect)
 app.command()(diff)
 app.command()(serve)
 app.command()(load)
-app.command()(doctor)
 app.command("soak")(soak_command)
 app.command("plan-memory")(plan_memory_command)
 app.add_typer(eval_app, name="eval")

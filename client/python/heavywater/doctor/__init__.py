@@ -1,1 +1,0 @@
-"""What keeps a deployment from working, found from where the command runs."""
