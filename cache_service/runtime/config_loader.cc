@@ -121,6 +121,10 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, const Messag
       flags.show_help = true;
       continue;
     }
+    if (argument == "--check_config") {
+      flags.check_config = true;
+      continue;
+    }
     HW_ASSIGN_OR_RETURN(Flag flag, SplitFlag(argument, *config.GetDescriptor()));
     if (!flag.value.has_value()) {
       if (i + 1 >= argc) {
@@ -171,7 +175,9 @@ std::string ConfigToYaml(const Message& config) {
 std::string ConfigHelp(const std::string& binary, const Message& defaults) {
   std::string help =
       absl::StrCat("Usage: ", binary, " [--config FILE] [--name=value ...]\n\n",
-                   "  --config FILE (YAML with the names below)\n", "  --help\n  --version\n");
+                   "  --config FILE (YAML with the names below)\n",
+                   "  --check_config (print the configuration and end, 2 if it is refused)\n",
+                   "  --help\n  --version\n");
   const Descriptor& type = *defaults.GetDescriptor();
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor& field = *type.field(i);

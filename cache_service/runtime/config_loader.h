@@ -24,6 +24,7 @@ struct Flags {
   std::string config_path;    // --config FILE; empty = none
   bool show_version = false;  // --version
   bool show_help = false;     // --help
+  bool check_config = false;  // --check_config: say whether the server would take it, and end
   ConfigOverrides overrides;  // --name=value, --name value, --bool_name
 };
 

@@ -21,10 +21,14 @@ int Fail(const absl::Status& status, int code) {
   return code;
 }
 
+int Check(const v1::CacheConfig& config) {
+  const absl::Status valid = ValidateCacheConfig(config);
+  if (!valid.ok()) return Fail(valid, kBadUsage);
+  std::fputs(ConfigToYaml(config).c_str(), stdout);
+  return 0;
+}
+
 int Serve(const v1::CacheConfig& config, ShutdownSignal& signal) {
-  const absl::Status logging =
-      InitLogging({.level = config.log_level(), .json = config.log_json(), .process = kBinary});
-  if (!logging.ok()) return Fail(logging, kBadUsage);
   absl::StatusOr<std::unique_ptr<CacheServer>> server = CacheServer::Start(config);
   if (!server.ok()) {
     return Fail(server.status(), absl::IsInvalidArgument(server.status()) ? kBadUsage : 1);
@@ -53,7 +57,10 @@ int Main(int argc, char** argv) {
   }
   const absl::Status loaded = LoadConfig(flags->config_path, flags->overrides, &config);
   if (!loaded.ok()) return Fail(loaded, kBadUsage);
-  return Serve(config, signal);
+  const absl::Status logging =
+      InitLogging({.level = config.log_level(), .json = config.log_json(), .process = kBinary});
+  if (!logging.ok()) return Fail(logging, kBadUsage);
+  return flags->check_config ? Check(config) : Serve(config, signal);
 }
 
 }  // namespace

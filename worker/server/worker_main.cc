@@ -110,6 +110,10 @@ int WorkerMain(int argc, char** argv, const CommunicatorFactory& connect) {
     std::fprintf(stderr, "heavywater-worker: %s\n", std::string(status.message()).c_str());
     return 2;
   }
+  if (flags->check_config) {
+    std::printf("%s", ConfigToYaml(config).c_str());
+    return 0;
+  }
   status = Serve(config, connect, signal);
   if (!status.ok()) {
     LogError("worker failed", {{"error", status.ToString()}});

@@ -99,6 +99,8 @@ TEST_F(ConfigLoaderTest, RefusesBadFlagsNamingThem) {
   EXPECT_THAT(std::string(Parse({"--host_bytes"}).status().message()), HasSubstr("host_bytes"));
   EXPECT_TRUE(Parse({"--version"})->show_version);
   EXPECT_TRUE(Parse({"--help"})->show_help);
+  EXPECT_TRUE(Parse({"--check_config"})->check_config);
+  EXPECT_FALSE(Parse({"--help"})->check_config);
 }
 
 TEST_F(ConfigLoaderTest, TheYamlOfAConfigReadsBackAsTheSameConfig) {

@@ -1,0 +1,20 @@
+{{/* What the schema cannot say: fields that contradict each other. */}}
+{{- define "hw.checks" -}}
+{{- if ne .Values.autoscaling.type "none" -}}
+{{- if not (include "hw.usesLws" .) -}}
+{{- fail (printf "autoscaling.type is %q and groups run as StatefulSets, want worker.workload LeaderWorkerSet: only it can be scaled by groups" .Values.autoscaling.type) -}}
+{{- end -}}
+{{- if .Values.cache.perGroup -}}
+{{- fail "autoscaling.type is set and cache.perGroup is true, want cache.perGroup false: a cache service for each group does not come and go with it" -}}
+{{- end -}}
+{{- if gt (int .Values.autoscaling.minGroups) (int .Values.autoscaling.maxGroups) -}}
+{{- fail (printf "autoscaling.minGroups is %d and maxGroups is %d, want minGroups <= maxGroups" (int .Values.autoscaling.minGroups) (int .Values.autoscaling.maxGroups)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.cache.config.redis_address .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
+{{- fail (printf "cache.config.redis_address is %q and the network policy lets nothing out to it, want networkPolicy.extraEgress" .Values.cache.config.redis_address) -}}
+{{- end -}}
+{{- if and (eq .Values.ipFamily "IPv6") .Values.monitoring.serviceMonitor.enabled -}}
+{{- fail "ipFamily is IPv6 and monitoring.serviceMonitor.enabled is true: the metrics endpoints bind to IPv4 alone, want ipFamily IPv4 (also on dual-stack clusters)" -}}
+{{- end -}}
+{{- end }}

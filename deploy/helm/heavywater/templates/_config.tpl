@@ -1,0 +1,41 @@
+{{/* The typed configuration of each binary: what the chart decides wins over `config`, where the
+     schema refuses those fields anyway. */}}
+{{- define "hw.cacheConfig" -}}
+{{- $own := dict
+  "listen_address" (printf "%s:7700" (include "hw.anyAddress" .))
+  "metrics_address" "0.0.0.0:9400"
+  "disable_slab" (eq .Values.sharedMemory.mode "none")
+  "disk_path" (ternary "/var/lib/heavywater/pages" "" .Values.cache.disk.enabled) -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.cache.config) $own) -}}
+{{- end }}
+
+{{- define "hw.workerConfig" -}}
+{{- $own := dict
+  "size" .Values.worker.ranks
+  "model" .Values.worker.model.path
+  "listen_address" (printf "%s:7701" (include "hw.anyAddress" .))
+  "metrics_address" "0.0.0.0:9401"
+  "comm_interface" .Values.worker.interface
+  "disable_slab" (eq .Values.sharedMemory.mode "none") -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.worker.config) $own) -}}
+{{- end }}
+
+{{/* Seconds until a pod may be killed: (dict "part" .Values.cache "name" "cache"). The 15 s are what
+     the servers take beyond the drain: calls that are cancelled, reports, the group's end. */}}
+{{- define "hw.gracePeriod" -}}
+{{- $drain := int64 (default 5000 .part.config.drain_ms) -}}
+{{- $needs := add (int64 .part.preStopSeconds) (div (add $drain 999) 1000) -}}
+{{- $given := int64 .part.terminationGracePeriodSeconds -}}
+{{- if and $given (le $given $needs) -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %d, want more than %d: preStopSeconds and config.drain_ms" .name $given $needs) -}}
+{{- end -}}
+{{- if $given -}}{{ $given }}{{- else -}}{{ add $needs 15 }}{{- end -}}
+{{- end }}
+
+{{- define "hw.cacheMemory" -}}
+{{ add (int64 (default 1073741824 .Values.cache.config.host_bytes)) (int64 .Values.cache.overheadBytes) }}
+{{- end }}
+
+{{- define "hw.cacheReplicas" -}}
+{{ ternary .Values.worker.groups 1 .Values.cache.perGroup }}
+{{- end }}

@@ -1,0 +1,137 @@
+{{/* The pod of one rank: (dict "root" $ "group" INDEX), where INDEX is empty when the pod's
+     label tells the group (one LeaderWorkerSet for all). */}}
+{{- define "hw.workerLabels" -}}
+{{ include "hw.selector" (dict "root" .root "component" "worker") }}
+{{- if ne .group "" }}
+heavywater/group: {{ .group | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "hw.workerAffinity" -}}
+{{- $labels := include "hw.selector" (dict "root" .root "component" "cache") | fromYaml -}}
+{{- if .root.Values.cache.perGroup -}}
+{{- $_ := set $labels "apps.kubernetes.io/pod-index" .group -}}
+{{- end -}}
+{{- $term := dict "labelSelector" (dict "matchLabels" $labels) "topologyKey" "kubernetes.io/hostname" -}}
+{{- $affinity := deepCopy .root.Values.worker.affinity -}}
+{{- if eq .root.Values.worker.colocate "required" -}}
+{{- $affinity = mergeOverwrite $affinity (dict "podAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $term))) -}}
+{{- else if eq .root.Values.worker.colocate "preferred" -}}
+{{- $affinity = mergeOverwrite $affinity (dict "podAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list (dict "weight" 100 "podAffinityTerm" $term)))) -}}
+{{- end -}}
+{{- with $affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "hw.workerArgs" -}}
+{{- $cache := printf "%s-cache" (include "hw.fullname" .root) -}}
+- --config=/etc/heavywater/worker.yaml
+- --group={{ include "hw.fullname" .root }}-$(GROUP_INDEX)
+- --rank=$(RANK)
+- --advertised_address={{ include "hw.podAddress" .root }}:7701
+- --comm_address=$(POD_IP)
+- --cache_address={{ $cache }}-{{ ternary "$(GROUP_INDEX)" "0" .root.Values.cache.perGroup }}.{{ $cache }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}:7700
+{{- end }}
+
+{{- define "hw.workerEnv" -}}
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: RANK
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.labels['{{ include "hw.rankLabel" .root }}']
+- name: GROUP_INDEX
+  {{- if ne .group "" }}
+  value: {{ .group | quote }}
+  {{- else }}
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.labels['leaderworkerset.sigs.k8s.io/group-index']
+  {{- end }}
+{{- with .root.Values.worker.interface }}
+- name: NCCL_SOCKET_IFNAME
+  value: {{ . | quote }}
+{{- end }}
+{{- with .root.Values.worker.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "hw.workerResources" -}}
+{{- $resources := deepCopy .Values.worker.resources -}}
+{{- if eq (default "cpu" .Values.worker.config.backend) "cuda" -}}
+{{- $resources = mergeOverwrite $resources (dict "limits" (dict .Values.worker.gpuResource 1)) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end }}
+
+{{- define "hw.workerTemplate" -}}
+{{- $worker := .root.Values.worker -}}
+{{- $parts := dict "root" .root "component" "worker" -}}
+metadata:
+  labels:
+    {{- include "hw.workerLabels" . | nindent 4 }}
+    {{- with $worker.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    checksum/config: {{ include "hw.workerConfig" .root | sha256sum }}
+    {{- with $worker.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "hw.serviceAccount" .root }}
+  automountServiceAccountToken: false
+  terminationGracePeriodSeconds: {{ include "hw.gracePeriod" (dict "part" $worker "name" "worker") }}
+  securityContext:
+    {{- include "hw.podSecurity" .root | nindent 4 }}
+  {{- with include "hw.pullSecrets" .root | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  {{- with $worker.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with include "hw.placement" $worker | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  {{- with include "hw.workerAffinity" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  containers:
+    - name: worker
+      image: {{ include "hw.image" .root }}
+      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+      command: [heavywater-worker]
+      args:
+        {{- include "hw.workerArgs" . | nindent 8 }}
+      env:
+        {{- include "hw.workerEnv" . | nindent 8 }}
+      ports:
+        - {name: grpc, containerPort: 7701}
+        - {name: metrics, containerPort: 9401}
+      {{- include "hw.probes" (dict "probes" $worker.probes "port" 7701) | nindent 6 }}
+      {{- with include "hw.preStop" $worker.preStopSeconds | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
+      securityContext:
+        {{- include "hw.containerSecurity" .root | nindent 8 }}
+      resources:
+        {{- include "hw.workerResources" .root | nindent 8 }}
+      volumeMounts:
+        {{- include "hw.mounts" $parts | nindent 8 }}
+        {{- if $worker.model.volume }}
+        - name: model
+          mountPath: {{ $worker.model.mountPath }}
+          readOnly: true
+        {{- end }}
+  volumes:
+    {{- include "hw.volumes" $parts | nindent 4 }}
+    {{- with $worker.model.volume }}
+    - name: model
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+{{- end }}
