@@ -67,6 +67,11 @@ class Generation:
         return self._sequence_id
 
     @property
+    def finished(self) -> bool:
+        """Whether the stream has ended, with its summary."""
+        return self._summary is not None
+
+    @property
     def summary(self) -> generation_pb2.GenerateSummary:
         """Effective policy, budgets and figures. Raises before the stream has ended."""
         if self._summary is None:

@@ -9,6 +9,7 @@ import typer
 from heavywater.cli.diff import diff
 from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
+from heavywater.cli.http import http
 from heavywater.cli.inspect import inspect
 from heavywater.cli.load import load
 from heavywater.cli.plan_memory import plan_memory_command
@@ -24,6 +25,7 @@ app.command()(generate)
 app.command()(inspect)
 app.command()(diff)
 app.command()(serve)
+app.command()(http)
 app.command()(load)
 app.command("soak")(soak_command)
 app.command("plan-memory")(plan_memory_command)
