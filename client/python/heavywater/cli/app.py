@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from heavywater.cli.chat import chat
 from heavywater.cli.diff import diff
 from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
@@ -22,6 +23,7 @@ from heavywater.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(generate)
+app.command()(chat)
 app.command()(inspect)
 app.command()(diff)
 app.command()(serve)
