@@ -6,9 +6,11 @@ import sys
 
 import typer
 
+from heavywater.cli.chat import chat
 from heavywater.cli.diff import diff
 from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
+from heavywater.cli.http import http
 from heavywater.cli.inspect import inspect
 from heavywater.cli.load import load
 from heavywater.cli.plan_memory import plan_memory_command
@@ -21,9 +23,11 @@ from heavywater.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(generate)
+app.command()(chat)
 app.command()(inspect)
 app.command()(diff)
 app.command()(serve)
+app.command()(http)
 app.command()(load)
 app.command("soak")(soak_command)
 app.command("plan-memory")(plan_memory_command)
