@@ -8,8 +8,8 @@
 
 #include <thread>
 
+#include "cache_service/runtime/health_client.h"
 #include "heavywater/v1/admin.grpc.pb.h"
-#include "tests/cache_service/runtime/health_client.h"
 
 namespace heavywater {
 namespace {

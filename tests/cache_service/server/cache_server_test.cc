@@ -16,9 +16,9 @@
 #include "absl/strings/numbers.h"
 #include "cache_service/runtime/config_loader.h"
 #include "cache_service/runtime/grpc_status.h"
+#include "cache_service/runtime/health_client.h"
 #include "cache_service/server/cache_config.h"
 #include "tests/cache_service/registry/requests.h"
-#include "tests/cache_service/runtime/health_client.h"
 #include "tests/cache_service/server/cache_service_fixture.h"
 
 namespace heavywater {

@@ -1,4 +1,4 @@
-#include "tests/cache_service/runtime/health_client.h"
+#include "cache_service/runtime/health_client.h"
 
 #include <future>
 
@@ -6,10 +6,14 @@
 
 namespace heavywater {
 
+// Its length is one byte on the wire up to here.
+constexpr size_t kMaxServiceBytes = 127;
+
 std::string HealthClient::Check(const std::string& service) {
   // HealthCheckRequest: field 1, a string. HealthCheckResponse: field 1, an enum.
   std::string request;
   if (!service.empty()) {
+    if (service.size() > kMaxServiceBytes) return "INVALID_ARGUMENT";
     request = std::string("\x0a") + static_cast<char>(service.size()) + service;
   }
   grpc::Slice slice(request);
