@@ -16,6 +16,7 @@ from heavywater.cli.load import load
 from heavywater.cli.plan_memory import plan_memory_command
 from heavywater.cli.serve import serve
 from heavywater.cli.soak import soak_command
+from heavywater.cli.top import top
 from heavywater.errors import HeavywaterError
 from heavywater.local import exit_on_signals
 from heavywater.server_process import ServerError
@@ -25,6 +26,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 app.command()(generate)
 app.command()(chat)
 app.command()(inspect)
+app.command()(top)
 app.command()(diff)
 app.command()(serve)
 app.command()(http)
