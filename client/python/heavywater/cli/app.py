@@ -8,6 +8,7 @@ import typer
 
 from heavywater.cli.chat import chat
 from heavywater.cli.diff import diff
+from heavywater.cli.doctor import doctor
 from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
 from heavywater.cli.http import http
@@ -30,6 +31,7 @@ app.command()(top)
 app.command()(diff)
 app.command()(serve)
 app.command()(http)
+app.command()(doctor)
 app.command()(load)
 app.command("soak")(soak_command)
 app.command("plan-memory")(plan_memory_command)
