@@ -89,6 +89,11 @@ class LocalServers:
         return self._supervisor.processes() if self._supervisor else self._workers
 
     @property
+    def metrics_addresses(self) -> list[str]:
+        """Of the workers, by rank; empty where they have none."""
+        return [address for worker in self.workers if (address := worker.metrics_address())]
+
+    @property
     def processes(self) -> list[ServerProcess]:
         """All that run now: the cache service, then the workers by rank."""
         return [*([self._cache] if self._cache else []), *self.workers]
@@ -138,10 +143,13 @@ class LocalServers:
             self._supervise(all_flags, addresses)
 
     def _supervise(self, all_flags: Sequence[Mapping[str, object]], addresses: Sequence[str]) -> None:
-        """A worker that is started again listens where it did: its clients find it there."""
+        """A worker that is started again listens where it did, as its metrics: who looks finds it there."""
+        metrics = [worker.metrics_address() for worker in self._workers]
 
         def starter(rank: int) -> Callable[[], ServerProcess]:
             flags = {**all_flags[rank], "listen_address": addresses[rank]}
+            if metrics[rank]:
+                flags["metrics_address"] = metrics[rank]
             return lambda: self._launch("heavywater-worker", f"worker{rank}", flags, append=True)
 
         now_s = time.monotonic()

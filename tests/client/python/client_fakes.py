@@ -13,6 +13,8 @@ import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from heavywater.crc32c import crc32c
 from heavywater.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     common_pb2,
     generation_pb2,
     generation_pb2_grpc,
@@ -161,7 +163,11 @@ def make_sets(layers: list[int], seen: int = 20) -> list[sequence_pb2.SequenceSe
 
 
 @dataclass
-class FakeCache(sequence_pb2_grpc.SequenceServiceServicer, page_store_pb2_grpc.PageStoreServiceServicer):
+class FakeCache(
+    sequence_pb2_grpc.SequenceServiceServicer,
+    page_store_pb2_grpc.PageStoreServiceServicer,
+    admin_pb2_grpc.AdminServiceServicer,
+):
     """Knows every sequence; fails its first `unavailable` calls."""
 
     unavailable: int = 0
@@ -169,6 +175,7 @@ class FakeCache(sequence_pb2_grpc.SequenceServiceServicer, page_store_pb2_grpc.P
     corrupt: bool = False
     closed: list[int] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
+    version: str = "9.9.9"
 
     def _refuse(self, context: grpc.ServicerContext) -> None:
         self.calls += 1
@@ -200,6 +207,11 @@ class FakeCache(sequence_pb2_grpc.SequenceServiceServicer, page_store_pb2_grpc.P
         page = sequence_pb2.ListSequencesResponse(next_page_token=str(first + 2) if first + 2 < 5 else "")
         page.sequences.extend(sequence_pb2.Sequence(sequence_id=i) for i in range(first, min(first + 2, 5)))
         return page
+
+    def Stats(self, request: admin_pb2.StatsRequest, context: grpc.ServicerContext) -> admin_pb2.StatsResponse:
+        self._refuse(context)
+        host = admin_pb2.TierStats(tier="host", total_bytes=1000, used_bytes=250, free_bytes=750, failures_corrupt=3)
+        return admin_pb2.StatsResponse(version=self.version, uptime_ms=65_000, tiers=[host], sequences=5, groups=1)
 
     def Close(
         self, request: sequence_pb2.CloseSequenceRequest, context: grpc.ServicerContext
@@ -261,6 +273,7 @@ def fake_servers() -> Iterator[FakeServers]:
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(worker, server)
     sequence_pb2_grpc.add_SequenceServiceServicer_to_server(cache, server)
     page_store_pb2_grpc.add_PageStoreServiceServicer_to_server(cache, server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(cache, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

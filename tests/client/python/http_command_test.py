@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 
 import httpx
+import pytest
 from client_fakes import FakeServers
+from heavywater import Client
 
 
 def test_the_command_says_where_it_listens_serves_and_ends_when_told(servers: FakeServers) -> None:
@@ -33,3 +36,20 @@ def test_a_worker_that_is_not_there_is_one_message() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: UNAVAILABLE")
+
+
+def test_serve_starts_servers_and_endpoint_at_once() -> None:
+    if shutil.which("heavywater-worker") is None:
+        pytest.skip("heavywater-worker is not on PATH: run through deploy/local/test or deploy/local/run")
+    command = [sys.executable, "-m", "heavywater", "serve", "--http", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            exports = dict(process.stdout.readline().split()[1].split("=", 1) for _ in range(4))
+            url = exports["OPENAI_BASE_URL"].removesuffix("/v1")
+            assert httpx.get(f"{url}/health", timeout=20).json() == {"status": "ok"}
+            assert exports["HEAVYWATER_METRICS"].startswith("127.0.0.1:")
+            with Client(cache=exports["HEAVYWATER_CACHE"]) as client:
+                assert client.stats().ranks == 1
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == 128 + signal.SIGINT

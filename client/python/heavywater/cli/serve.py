@@ -27,10 +27,12 @@ def serve(
     api_key: ApiKey = "",
 ) -> None:
     """Run a cache service and a worker group on this machine until Ctrl-C; a worker that dies is started again."""
-    options = LocalOptions(ranks=ranks, model=model, worker_flags={"default_policy": policy}, supervise=True)
+    flags = {"default_policy": policy, "metrics_address": "127.0.0.1:0"}
+    options = LocalOptions(ranks=ranks, model=model, worker_flags=flags, supervise=True)
     with LocalServers(options) as servers, contextlib.ExitStack() as stack:
         typer.echo(f"export HEAVYWATER_ADDRESS={servers.worker_address}")
         typer.echo(f"export HEAVYWATER_CACHE={servers.cache_address}")
+        typer.echo(f"export HEAVYWATER_METRICS={','.join(servers.metrics_addresses)}")
         endpoint = None
         if http is not None:
             endpoint = stack.enter_context(
