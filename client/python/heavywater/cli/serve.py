@@ -19,7 +19,7 @@ def serve(
         str, typer.Option(help="Of requests that name none; snapkv_h2o is the same without recall.")
     ] = RECALL,
 ) -> None:
-    """Run a cache service and a worker group on this machine until Ctrl-C; a worker that dies is started again."""
+    """Run a cache service and a worker group on this machine until Ctrl-C; a server that dies is started again."""
     options = LocalOptions(ranks=ranks, model=model, worker_flags={"default_policy": policy}, supervise=True)
     with LocalServers(options) as servers:
         typer.echo(f"export HEAVYWATER_ADDRESS={servers.worker_address}")
