@@ -26,7 +26,7 @@ def serve(
     http_host: Host = "127.0.0.1",
     api_key: ApiKey = "",
 ) -> None:
-    """Run a cache service and a worker group on this machine until Ctrl-C; a worker that dies is started again."""
+    """Run a cache service and a worker group on this machine until Ctrl-C; a server that dies is started again."""
     flags = {"default_policy": policy, "metrics_address": "127.0.0.1:0"}
     options = LocalOptions(ranks=ranks, model=model, worker_flags=flags, supervise=True)
     with LocalServers(options) as servers, contextlib.ExitStack() as stack:
