@@ -11,8 +11,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
 
 try:
-    import torch  # noqa: F401
+    import torch
     import transformers  # noqa: F401
+
+    torch.set_num_threads(1)  # these models are small: threads would only wait for each other
 except ImportError:
     collect_ignore = [path.name for path in Path(__file__).parent.glob("*_test.py") if "available" not in path.name]
 
