@@ -69,6 +69,7 @@ std::unique_ptr<LocalEngine> CreateEngine(std::shared_ptr<LocalDevice> device, i
                       .page_tokens = page_tokens};
   return ValueOrRaise(
       LocalEngine::Create(std::move(device), {.shape = shape,
+                                              .brings_rows = true,
                                               .device_memory_bytes = device_memory_bytes,
                                               .max_step_tokens = max_step_tokens,
                                               .attention_scale = attention_scale}));
