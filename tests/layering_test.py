@@ -2,6 +2,7 @@
 
 cache_service/base <- worker/{policy,cache,backend,comm} <- worker/rank <- worker/server
 cache_service/base <- cache_service/tier <- worker/rank
+worker/rank, tier  <- worker/python
 proto, base, tier  <- cache_service/registry <- cache_service/server
 proto, base        <- client, worker/model, worker/server
 proto, base        <- cache_service/runtime <- cache_service/server, worker/server
@@ -34,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker/comm": {BASE, "worker/backend"},
     "worker/rank": {BASE, TIER, *RANK_PARTS},
     "worker/model": {BASE, "proto", *RANK_PARTS, "worker/rank"},
+    "worker/python": {BASE, TIER, *RANK_PARTS, "worker/rank"},
     "worker/sizing": {BASE, *RANK_PARTS, "worker/rank", "worker/model"},
     "worker/server": {BASE, TIER, RUNTIME, "proto", *RANK_PARTS, "worker/rank", "worker/model", "client/cpp"},
     RUNTIME: {BASE, "proto"},

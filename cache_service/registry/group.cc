@@ -98,6 +98,7 @@ absl::Status Group::AgreesWithMembers(const v1::JoinRequest& request, absl::Time
 }
 
 void Group::Form(Epoch epoch, absl::Time now, DeferredCalls& deferred) {
+  ++revision_;
   epoch_ = epoch;
   formed_ = true;
   common_ = joining_.begin()->second.request;
@@ -126,6 +127,7 @@ void Group::NoteInstance(int rank, const std::string& instance) {
 
 void Group::Dissolve(const std::string& why, DeferredCalls& deferred) {
   if (!formed_) return;
+  ++revision_;
   formed_ = false;
   dissolved_because_ = why;
   board_.Clear(CheckEpoch(epoch_), deferred);
@@ -158,6 +160,7 @@ absl::Status Group::Leave(int rank, Epoch epoch, DeferredCalls& deferred) {
   if (epoch != epoch_) return CheckEpoch(epoch);
   HW_RETURN_IF_ERROR(CheckInt("rank", rank, 0, size() - 1));
   members_.erase(rank);
+  ++revision_;
   Dissolve(absl::StrCat("rank ", rank, " left"), deferred);
   return absl::OkStatus();
 }
@@ -192,6 +195,7 @@ void Group::Tick(absl::Time now, DeferredCalls& deferred) {
     }
     Dissolve(absl::StrCat("the lease of rank ", member->first, " ended"), deferred);
     member = members_.erase(member);
+    ++revision_;
   }
   const std::string missing = joining_.empty() ? "" : MissingRanks();
   for (auto joining = joining_.begin(); joining != joining_.end();) {
@@ -227,6 +231,52 @@ void Group::FailWaiting(const absl::Status& status, DeferredCalls& deferred) {
 Epoch Group::MemberSince(int rank) const {
   const auto member = members_.find(rank);
   return member == members_.end() ? 0 : member->second.since;
+}
+
+void Group::SetDirect(int rank) {
+  members_[rank].direct = true;
+  ++revision_;
+}
+
+v1::GroupState Group::ToRecord() const {
+  v1::GroupState record;
+  record.set_name(name_);
+  record.set_epoch(epoch_);
+  record.set_formed(formed_);
+  record.set_dissolved_because(dissolved_because_);
+  *record.mutable_common() = common_;
+  for (const auto& [rank, member] : members_) {
+    v1::MemberState& state = *record.add_members();
+    state.set_rank(rank);
+    state.set_instance(member.instance);
+    state.set_address(member.address);
+    state.set_direct(member.direct);
+    state.set_since(member.since);
+  }
+  record.mutable_instances()->insert(instances_.begin(), instances_.end());
+  record.mutable_replaced()->Add(replaced_.begin(), replaced_.end());
+  record.mutable_board()->insert(board_.values().begin(), board_.values().end());
+  return record;
+}
+
+absl::Status Group::Load(const v1::GroupState& record, absl::Time now) {
+  epoch_ = record.epoch();
+  formed_ = record.formed();
+  dissolved_because_ = record.dissolved_because();
+  common_ = record.common();
+  for (const v1::MemberState& state : record.members()) {
+    members_[state.rank()] = {state.instance(), state.address(), now + lease_, state.direct(),
+                              state.since()};
+  }
+  instances_.insert(record.instances().begin(), record.instances().end());
+  replaced_.assign(record.replaced().begin(), record.replaced().end());
+  DeferredCalls none;
+  for (const auto& [key, value] : record.board()) {
+    HW_RETURN_IF_ERROR(board_.Put(key, value, none));
+  }
+  if (!formed_ || static_cast<int>(members_.size()) == size()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("the state of group \"", name_, "\" has ",
+                                          members_.size(), " members of ", size()));
 }
 
 bool Group::IsDirect(int rank) const {

@@ -12,6 +12,7 @@
 #include "cache_service/base/ids.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/registry/rendezvous_board.h"
+#include "heavywater/v1/cache_state.pb.h"
 #include "heavywater/v1/group.pb.h"
 
 namespace heavywater {
@@ -44,11 +45,17 @@ class Group {
 
   // Whether the rank's process has mapped the slab. Kept while the same process
   // joins again.
-  void SetDirect(int rank) { members_[rank].direct = true; }
+  void SetDirect(int rank);
   bool IsDirect(int rank) const;
   // The first epoch of the rank's process: what was opened before it had another
   // writer. 0 for no member.
   Epoch MemberSince(int rank) const;
+
+  // Rises with every change of what a restart needs: all but leases and waits.
+  int64_t revision() const { return revision_ + board_.revision(); }
+  v1::GroupState ToRecord() const;
+  // Of a new group; leases begin anew at `now`. DATA_LOSS.
+  absl::Status Load(const v1::GroupState& record, absl::Time now);
 
   RendezvousBoard& board() { return board_; }
   int size() const { return common_.size(); }
@@ -95,6 +102,7 @@ class Group {
   std::map<int, std::string> instances_;  // by rank, of the last formation
   std::deque<std::string> replaced_;      // that others have taken the place of, the last ones
   RendezvousBoard board_;
+  int64_t revision_ = 0;
 };
 
 }  // namespace heavywater

@@ -1,5 +1,6 @@
 #include "cache_service/registry/group_registry.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,8 +33,43 @@ void RunAll(DeferredCalls& deferred) {
 
 }  // namespace
 
-GroupRegistry::GroupRegistry(const RegistryOptions& options, Clock& clock)
-    : options_(options), clock_(clock), next_epoch_(options.first_epoch) {}
+GroupRegistry::GroupRegistry(const RegistryOptions& options, Clock& clock, StateStore* state)
+    : options_(options), clock_(clock), state_(state), next_epoch_(options.first_epoch) {}
+
+absl::Status GroupRegistry::Restore() {
+  MutexLock lock(&mutex_);
+  return state_->ForEach(
+      StateKey(StateKind::kGroup),
+      [this](std::string_view, std::string_view value)
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
+            v1::GroupState record;
+            if (!record.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
+              return absl::DataLossError("the state of a group is damaged");
+            }
+            const std::string& name = record.name();
+            Group& group = groups_.try_emplace(name, name, options_.rank_lease).first->second;
+            HW_RETURN_IF_ERROR(group.Load(record, clock_.Now()));
+            saved_[name] = group.revision();
+            next_epoch_ = std::max(next_epoch_, group.epoch() + 1);
+            return absl::OkStatus();
+          });
+}
+
+void GroupRegistry::Save(const std::string& name) {
+  if (state_ == nullptr) return;
+  const auto group = groups_.find(name);
+  StateBatch batch;
+  if (group == groups_.end()) {
+    if (saved_.erase(name) == 0) return;
+    batch.Delete(StateKey(StateKind::kGroup, name));
+  } else {
+    int64_t& saved = saved_[name];
+    if (saved == group->second.revision()) return;
+    saved = group->second.revision();
+    batch.Put(StateKey(StateKind::kGroup, name), group->second.ToRecord().SerializeAsString());
+  }
+  state_->Apply(batch);
+}
 
 absl::StatusOr<Group*> GroupRegistry::FindOrAdd(const std::string& name) {
   const auto found = groups_.find(name);
@@ -75,6 +111,7 @@ void GroupRegistry::Join(Ticket ticket, const v1::JoinRequest& request, JoinDone
                               deferred)) {
       ++next_epoch_;
     }
+    Save(request.group());
   }
   RunAll(deferred);
 }
@@ -119,6 +156,7 @@ absl::Status GroupRegistry::Put(const v1::PutRequest& request) {
     HW_ASSIGN_OR_RETURN(Group* const group, FindLocked(request.group()));
     HW_RETURN_IF_ERROR(group->CheckEpoch(request.epoch()));
     HW_RETURN_IF_ERROR(group->board().Put(request.key(), request.value(), deferred));
+    Save(request.group());
   }
   RunAll(deferred);
   return absl::OkStatus();
@@ -130,6 +168,7 @@ absl::Status GroupRegistry::Leave(const v1::LeaveRequest& request) {
     MutexLock lock(&mutex_);
     HW_ASSIGN_OR_RETURN(Group* const group, FindLocked(request.group()));
     HW_RETURN_IF_ERROR(group->Leave(request.rank(), request.epoch(), deferred));
+    Save(request.group());
   }
   RunAll(deferred);
   return absl::OkStatus();
@@ -160,6 +199,7 @@ absl::Status GroupRegistry::SetDirect(const std::string& name, int rank, Epoch e
   HW_ASSIGN_OR_RETURN(Group* const group, FindLocked(name));
   HW_RETURN_IF_ERROR(group->CheckRank(rank, epoch));
   group->SetDirect(rank);
+  Save(name);
   return absl::OkStatus();
 }
 
@@ -181,8 +221,10 @@ void GroupRegistry::Tick() {
     MutexLock lock(&mutex_);
     const absl::Time now = clock_.Now();
     for (auto group = groups_.begin(); group != groups_.end();) {
+      const std::string name = group->first;
       group->second.Tick(now, deferred);
       group = group->second.empty() ? groups_.erase(group) : std::next(group);
+      Save(name);
     }
   }
   RunAll(deferred);

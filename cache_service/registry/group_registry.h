@@ -13,6 +13,7 @@
 #include "cache_service/base/mutex.h"
 #include "cache_service/registry/group.h"
 #include "cache_service/registry/registry_options.h"
+#include "cache_service/tier/state_store.h"
 #include "heavywater/v1/group.pb.h"
 
 namespace heavywater {
@@ -25,8 +26,11 @@ class GroupRegistry {
   using JoinDone = Group::JoinDone;
   using WaitDone = RendezvousBoard::Done;
 
-  // The clock must outlive it.
-  GroupRegistry(const RegistryOptions& options, Clock& clock);
+  // The clock must outlive it. `state`: where it keeps what a restart needs, or null.
+  GroupRegistry(const RegistryOptions& options, Clock& clock, StateStore* state = nullptr);
+
+  // After a restart, before anything else. DATA_LOSS.
+  absl::Status Restore();
 
   // For Join and Wait, so that Cancel() can name the call.
   Ticket NewTicket() { return next_ticket_++; }
@@ -70,12 +74,17 @@ class GroupRegistry {
   absl::StatusOr<const Group*> FindLocked(const std::string& name) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Before anybody is answered.
+  void Save(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const RegistryOptions options_;
   Clock& clock_;
+  StateStore* const state_;
   std::atomic<Ticket> next_ticket_ = 1;
   mutable Mutex mutex_;
   Epoch next_epoch_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Group> groups_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> saved_ ABSL_GUARDED_BY(mutex_);  // revision, by name
 };
 
 }  // namespace heavywater

@@ -52,6 +52,8 @@ void AddPart(const v1::ReportedSet& set, ResidentPositions& resident) {
   resident.scores.resize(resident.positions.size());
 }
 
+}  // namespace
+
 size_t BytesOf(const ReportedPlan& plan) {
   size_t bytes = 0;
   for (const std::string& part : plan.snapshots) bytes += part.size();
@@ -60,8 +62,6 @@ size_t BytesOf(const ReportedPlan& plan) {
   }
   return bytes;
 }
-
-}  // namespace
 
 PlanState::PlanState(const PlanLayout& layout) : layout_(layout), ranks_(layout.num_ranks) {}
 

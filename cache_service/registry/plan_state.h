@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "cache_service/base/ids.h"
 #include "cache_service/registry/token_ranges.h"
+#include "heavywater/v1/cache_state.pb.h"
 #include "heavywater/v1/group.pb.h"
 
 namespace heavywater {
@@ -61,6 +62,9 @@ struct ReportedPlan {
   std::map<std::pair<int, int>, ResidentPositions> sets;  // by layer and kv_head (or -1)
 };
 
+// What its sets and snapshots take.
+size_t BytesOf(const ReportedPlan& plan);
+
 // Not thread safe.
 class PlanState {
  public:
@@ -100,6 +104,13 @@ class PlanState {
   // FAILED_PRECONDITION naming both values once ranks have disagreed; no plan is
   // committed from then on.
   const absl::Status& agreement() const { return agreement_; }
+  // --- What a restart needs --- (plan_state_record.cc)
+  // All of it; without sets and reports under way where they exceed kMaxRecordBytes,
+  // which then come again with the next plans.
+  v1::PlansState ToRecord() const;
+  // Of a new state. DATA_LOSS: it is not one of this layout.
+  absl::Status Load(const v1::PlansState& record);
+
   bool finished(int rank) const { return ranks_[rank].finished; }
   bool all_finished() const;
   // Token ids from position 0 on, as far as reported without a gap.

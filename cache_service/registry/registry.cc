@@ -12,12 +12,53 @@ constexpr absl::Duration kMinWriteGrace = absl::Seconds(1);
 
 }  // namespace
 
-Registry::Registry(const RegistryOptions& options, PageStore& store, Clock& clock)
+Registry::Registry(const RegistryOptions& options, PageStore& store, Clock& clock,
+                   StateStore* state)
     : options_(options),
       store_(store),
       clock_(clock),
-      groups_(options, clock),
-      sequences_(options, store, clock) {}
+      state_(state),
+      groups_(options, clock, state),
+      sequences_(options, store, clock, state) {}
+
+absl::Duration Registry::WriteGrace() const {
+  return std::max(options_.rank_lease, kMinWriteGrace);
+}
+
+absl::Status Registry::Restore(const std::vector<SequenceId>& live,
+                               const std::vector<SequenceId>& retiring) {
+  HW_RETURN_IF_ERROR(groups_.Restore());
+  HW_RETURN_IF_ERROR(sequences_.Restore(live));
+  MutexLock lock(&mutex_);
+  // Those first that were ended just now: they may be among the records below.
+  CollectEnded();
+  return LoadRetiring(retiring);
+}
+
+// How much of their leases is over is not known: they begin anew, which is only later.
+absl::Status Registry::LoadRetiring(const std::vector<SequenceId>& retiring) {
+  HW_RETURN_IF_ERROR(state_->ForEach(
+      StateKey(StateKind::kRetiring),
+      [this](std::string_view key,
+             std::string_view value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
+        HW_ASSIGN_OR_RETURN(const StateId id, ParseStateKey(key));
+        v1::RetiringState record;
+        if (!record.ParseFromArray(value.data(), static_cast<int>(value.size())) ||
+            record.num_ranks() < 1 || record.num_ranks() > kMaxRanks) {
+          return absl::DataLossError(
+              absl::StrCat("the state of ended sequence ", id.id, " is damaged"));
+        }
+        retiring_[id.id] = {record.group(), record.epoch(), record.num_ranks(),
+                            clock_.Now() + absl::Milliseconds(record.lease_ms()) + WriteGrace()};
+        return absl::OkStatus();
+      }));
+  for (const SequenceId id : retiring) {
+    if (retiring_.contains(id)) continue;
+    return absl::DataLossError(
+        absl::StrCat("the state has pages of ended sequence ", id, ", but not its ranks"));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<v1::OpenSequenceResponse> Registry::Open(const v1::OpenSequenceRequest& request) {
   HW_ASSIGN_OR_RETURN(const GroupRegistry::Formation formation,
@@ -85,10 +126,9 @@ absl::StatusOr<bool> Registry::AdmitWriter(SequenceId sequence, int rank, Epoch 
 // under way then has the grace to end. (The whole argument:
 // worker/server/remote_host_tier_fence.cc.)
 void Registry::CollectEnded() {
-  const absl::Duration grace = std::max(options_.rank_lease, kMinWriteGrace);
   for (const SequenceRegistry::Ended& ended : sequences_.TakeEnded()) {
     retiring_[ended.id] = {ended.group, ended.epoch, ended.num_ranks,
-                           std::max(ended.lease_end, clock_.Now()) + grace};
+                           std::max(ended.lease_end, clock_.Now()) + WriteGrace()};
   }
 }
 
@@ -122,6 +162,7 @@ std::vector<SequenceId> Registry::Tick() {
   std::vector<SequenceId> expired = sequences_.Tick();
   MutexLock lock(&mutex_);
   CollectEnded();
+  StateBatch ended;
   // By now every writer has heard of the end, or has stopped by its own clock.
   for (auto item = retiring_.begin(); item != retiring_.end();) {
     if (item->second.deadline > clock_.Now()) {
@@ -129,8 +170,10 @@ std::vector<SequenceId> Registry::Tick() {
       continue;
     }
     for (int rank = 0; rank < item->second.num_ranks; ++rank) store_.StopWriter(item->first, rank);
+    ended.Delete(StateKey(StateKind::kRetiring, item->first));
     item = retiring_.erase(item);
   }
+  if (state_ != nullptr && !ended.empty()) state_->Apply(ended);
   return expired;
 }
 

@@ -25,8 +25,15 @@ namespace heavywater {
 // Thread safe.
 class Registry {
  public:
-  // The store and the clock must outlive it.
-  Registry(const RegistryOptions& options, PageStore& store, Clock& clock);
+  // The store, the clock and the state (where it keeps what a restart needs; may be
+  // null) must outlive it.
+  Registry(const RegistryOptions& options, PageStore& store, Clock& clock,
+           StateStore* state = nullptr);
+
+  // After a restart, before anything else. `live`, `retiring`: the sequences whose pages
+  // the store has taken over. DATA_LOSS.
+  absl::Status Restore(const std::vector<SequenceId>& live,
+                       const std::vector<SequenceId>& retiring);
 
   GroupRegistry& groups() { return groups_; }
   SequenceRegistry& sequences() { return sequences_; }
@@ -59,6 +66,9 @@ class Registry {
     std::map<int, int> heard = {};  // heartbeats since the end, by rank
   };
 
+  absl::Duration WriteGrace() const;
+  absl::Status LoadRetiring(const std::vector<SequenceId>& retiring)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CollectEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsWriterOf(const std::string& group, SequenceId sequence);
   void StopWriters(const std::string& group, int rank,
@@ -67,6 +77,7 @@ class Registry {
   const RegistryOptions options_;
   PageStore& store_;
   Clock& clock_;
+  StateStore* const state_;
   GroupRegistry groups_;
   SequenceRegistry sequences_;
   Mutex mutex_;

@@ -37,6 +37,7 @@ absl::Status RendezvousBoard::Put(const std::string& key, const std::string& val
   }
   bytes_ = bytes;
   values_[key] = value;
+  ++revision_;
   Finish([&](const Waiter& waiter) { return waiter.key == key; },
          [&](const Waiter&) { return value; }, deferred);
   return absl::OkStatus();
@@ -76,6 +77,7 @@ void RendezvousBoard::Expire(absl::Time now, DeferredCalls& deferred) {
 void RendezvousBoard::Clear(const absl::Status& status, DeferredCalls& deferred) {
   Finish([](const Waiter&) { return true; }, [&](const Waiter&) { return status; }, deferred);
   values_.clear();
+  ++revision_;
   bytes_ = 0;
 }
 

@@ -28,6 +28,9 @@ class RendezvousBoard {
   // A key written again takes the new value. RESOURCE_EXHAUSTED naming the limit.
   absl::Status Put(const std::string& key, const std::string& value, DeferredCalls& deferred);
 
+  const std::map<std::string, std::string>& values() const { return values_; }
+  int64_t revision() const { return revision_; }  // rises with every change of them
+
   void Wait(Ticket ticket, const std::string& key, absl::Time deadline, Done done,
             DeferredCalls& deferred);
   void Cancel(Ticket ticket, DeferredCalls& deferred);
@@ -50,6 +53,7 @@ class RendezvousBoard {
 
   std::map<std::string, std::string> values_;
   size_t bytes_ = 0;  // of keys and values
+  int64_t revision_ = 0;
   std::vector<Waiter> waiters_;
 };
 

@@ -60,8 +60,13 @@ absl::Status CheckOpen(const v1::OpenSequenceRequest& request) {
 
 }  // namespace
 
-SequenceRegistry::SequenceRegistry(const RegistryOptions& options, PageStore& store, Clock& clock)
-    : options_(options), store_(store), clock_(clock), next_id_(options.first_sequence_id) {}
+SequenceRegistry::SequenceRegistry(const RegistryOptions& options, PageStore& store, Clock& clock,
+                                   StateStore* state)
+    : options_(options),
+      store_(store),
+      clock_(clock),
+      state_(state),
+      next_id_(options.first_sequence_id) {}
 
 absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Replay(
     const v1::OpenSequenceRequest& request, const FirstAnswer& first) const {
@@ -104,22 +109,36 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
   HW_RETURN_IF_ERROR(opened);
   BoundCount();
   ++next_id_;
-  const PlanLayout layout = {.sequence = id,
-                             .num_ranks = num_ranks,
-                             .num_layers = geometry.num_layers,
-                             .num_kv_heads = geometry.num_kv_heads,
-                             .per_kv_head = request.budget().scope() == "kv_head",
-                             .max_tokens = request.max_tokens()};
-  Record& record = records_.try_emplace(id, request, layout).first->second;
-  record.lease =
-      request.lease_ms() == 0 ? options_.sequence_lease : absl::Milliseconds(request.lease_ms());
-  record.lease_end = clock_.Now() + record.lease;
+  Record& record = AddRecord(
+      id, request, num_ranks,
+      request.lease_ms() == 0 ? options_.sequence_lease : absl::Milliseconds(request.lease_ms()));
+  Save(id, record);
+  return first_answers_[request.request_id()].response;
+}
+
+PlanLayout SequenceRegistry::LayoutOf(SequenceId id, const v1::OpenSequenceRequest& request,
+                                      int num_ranks) {
+  return {.sequence = id,
+          .num_ranks = num_ranks,
+          .num_layers = request.fingerprint().num_layers(),
+          .num_kv_heads = request.fingerprint().num_kv_heads(),
+          .per_kv_head = request.budget().scope() == "kv_head",
+          .max_tokens = request.max_tokens()};
+}
+
+SequenceRegistry::Record& SequenceRegistry::AddRecord(SequenceId id,
+                                                      const v1::OpenSequenceRequest& request,
+                                                      int num_ranks, absl::Duration lease) {
+  Record& record =
+      records_.try_emplace(id, request, LayoutOf(id, request, num_ranks)).first->second;
+  record.lease = lease;
+  record.lease_end = clock_.Now() + lease;
   record.last_use = clock_.Now();
   v1::OpenSequenceResponse response;
   response.set_sequence_id(id);
-  response.set_lease_ms(absl::ToInt64Milliseconds(record.lease));
+  response.set_lease_ms(absl::ToInt64Milliseconds(lease));
   first_answers_[request.request_id()] = {HashOf(request), response};
-  return response;
+  return record;
 }
 
 absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(SequenceId id) {
@@ -130,10 +149,11 @@ absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(Seque
 
 SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator record) {
   const auto& [id, state] = *record;
+  SaveEnd(id, state);
   (void)store_.Release(id);
   snapshot_bytes_ -= state.plans.snapshot_bytes();
-  ended_.push_back(
-      {id, state.request.group(), state.request.epoch(), state.num_ranks, state.lease_end});
+  ended_.push_back({id, state.request.group(), state.request.epoch(), state.num_ranks,
+                    state.lease_end, state.lease});
   ended_requests_.push_back(state.request.request_id());
   // What is remembered of the ended is bounded like the living.
   while (static_cast<int64_t>(ended_requests_.size()) > options_.max_sequences) {
@@ -241,6 +261,7 @@ absl::Status SequenceRegistry::Close(const v1::CloseSequenceRequest& request) {
     return absl::OkStatus();  // a replay
   }
   HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(request.sequence_id()));
+  SaveClosed(request.sequence_id(), request.request_id());
   End(record);
   closed_[request.sequence_id()] = request.request_id();
   if (static_cast<int64_t>(closed_.size()) > options_.max_sequences) {
@@ -316,6 +337,7 @@ absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
     Record& record = found->second;
     if (report.incarnation() != record.incarnation) continue;
     record.plans.Apply(request.rank(), report);
+    SaveReport(report.sequence_id(), record, request.rank(), report);
     record.last_use = clock_.Now();
     ++num_reports_;
     if (!record.plans.agreement().ok() && !record.disagreement_counted) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -18,6 +19,8 @@
 #include "cache_service/registry/plan_state.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/tier/page_store.h"
+#include "cache_service/tier/state_store.h"
+#include "heavywater/v1/cache_state.pb.h"
 #include "heavywater/v1/group.pb.h"
 #include "heavywater/v1/sequence.pb.h"
 
@@ -26,8 +29,14 @@ namespace heavywater {
 // Thread safe. Pages of a sequence exist in the store exactly while it is here.
 class SequenceRegistry {
  public:
-  // The store and the clock must outlive it.
-  SequenceRegistry(const RegistryOptions& options, PageStore& store, Clock& clock);
+  // The store, the clock and the state (where it keeps what a restart needs; may be
+  // null) must outlive it.
+  SequenceRegistry(const RegistryOptions& options, PageStore& store, Clock& clock,
+                   StateStore* state = nullptr);
+
+  // After a restart, before anything else: goes on with those of the kept sequences
+  // whose pages are `stored`; leases begin anew. The others of `stored` end. DATA_LOSS.
+  absl::Status Restore(const std::vector<SequenceId>& stored);
 
   // The request has been checked against its group, which has `num_ranks`.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request,
@@ -92,6 +101,7 @@ class SequenceRegistry {
     Epoch epoch = 0;  // in which it was opened
     int num_ranks = 0;
     absl::Time lease_end;  // as it was given: a rank that is cut off may write until then
+    absl::Duration lease = absl::ZeroDuration();
   };
   std::vector<Ended> TakeEnded();
 
@@ -113,6 +123,10 @@ class SequenceRegistry {
     PlanState plans;
     bool disagreement_counted = false;
     int32_t incarnation = 0;
+    // Of what is kept of it: the whole record, and the reports since.
+    int64_t record_bytes = 0;
+    int64_t report_bytes = 0;
+    uint64_t num_reports = 0;
   };
   using Records = std::map<SequenceId, Record>;
 
@@ -149,6 +163,22 @@ class SequenceRegistry {
   absl::StatusOr<Records::iterator> Find(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<v1::OpenSequenceResponse> Replay(const v1::OpenSequenceRequest& request,
                                                   const FirstAnswer& first) const;
+  // --- What a restart needs --- (sequence_registry_state.cc)
+  static PlanLayout LayoutOf(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks);
+  Record& AddRecord(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks,
+                    absl::Duration lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Each before anybody is answered. The whole of a sequence takes the place of its reports.
+  void Save(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SaveReport(SequenceId id, Record& record, int rank, const v1::PlanReport& report)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Before its pages are released.
+  void SaveEnd(SequenceId id, const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SaveClosed(SequenceId id, const std::string& request_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LoadSequence(SequenceId id, std::string_view value)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LoadReport(SequenceId id, std::string_view value)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Records::iterator End(Records::iterator record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks, SequenceId id,
                            const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -161,6 +191,7 @@ class SequenceRegistry {
   const RegistryOptions options_;
   PageStore& store_;
   Clock& clock_;
+  StateStore* const state_;
   mutable Mutex mutex_;
   SequenceId next_id_ ABSL_GUARDED_BY(mutex_);
   Records records_ ABSL_GUARDED_BY(mutex_);

@@ -74,6 +74,7 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   ++record.incarnation;
   record.lease_end = clock_.Now() + record.lease;
   record.last_use = clock_.Now();
+  Save(id, record);
   v1::ReopenSequenceResponse response;
   response.set_lease_ms(absl::ToInt64Milliseconds(record.lease));
   response.set_plan(snapshot->plan);

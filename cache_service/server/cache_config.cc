@@ -29,10 +29,11 @@ v1::CacheConfig DefaultCacheConfig() {
 
 namespace {
 
+constexpr size_t kMaxPathBytes = 4096;
+
 absl::Status ValidateTiers(const v1::CacheConfig& config) {
   constexpr int64_t kMinTierBytes = 1 << 20;
   constexpr int64_t kMaxTierBytes = int64_t{1} << 50;
-  constexpr size_t kMaxPathBytes = 4096;
   HW_RETURN_IF_ERROR(CheckText("disk_path", config.disk_path(), 0, kMaxPathBytes));
   HW_RETURN_IF_ERROR(CheckInt("disk_bytes", config.disk_bytes(), kMinTierBytes, kMaxTierBytes));
   HW_RETURN_IF_ERROR(CheckText("redis_address", config.redis_address(), 0, kMaxNameBytes));
@@ -54,6 +55,11 @@ absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
   HW_RETURN_IF_ERROR(CheckInt("rank_lease_ms", config.rank_lease_ms(), 1, kMaxLeaseMs));
   HW_RETURN_IF_ERROR(CheckInt("max_sequences", config.max_sequences(), 1, 10'000'000));
   HW_RETURN_IF_ERROR(ValidateTiers(config));
+  HW_RETURN_IF_ERROR(CheckText("state_dir", config.state_dir(), 0, kMaxPathBytes));
+  if (!config.state_dir().empty() && config.disable_slab()) {
+    return absl::InvalidArgumentError(
+        "state_dir: pages outlive the process in a slab only, and disable_slab is set");
+  }
   HW_RETURN_IF_ERROR(CheckInt("max_groups", config.max_groups(), 1, 100'000));
   return CheckInt("drain_ms", config.drain_ms(), 0, 3'600'000);
 }

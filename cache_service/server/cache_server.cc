@@ -1,13 +1,11 @@
 #include "cache_service/server/cache_server.h"
 
 #include <prometheus/registry.h>
-#include <unistd.h>
 
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "cache_service/base/executor.h"
 #include "cache_service/base/status.h"
 #include "cache_service/base/version.h"
@@ -19,6 +17,7 @@
 #include "cache_service/server/cache_config.h"
 #include "cache_service/server/cache_metrics.h"
 #include "cache_service/server/drain_gate.h"
+#include "cache_service/server/durable_state.h"
 #include "cache_service/server/group_service.h"
 #include "cache_service/server/lower_tiers.h"
 #include "cache_service/server/page_handlers.h"
@@ -27,13 +26,11 @@
 #include "cache_service/tier/host_page_store.h"
 #include "cache_service/tier/ordered_page_store.h"
 #include "cache_service/tier/slab.h"
-#include "cache_service/tier/stale_slabs.h"
 #include "cache_service/tier/tier_mover.h"
 
 namespace heavywater {
 namespace {
 
-constexpr char kSlabPrefix[] = "heavywater-slab-";
 // For one tier below the host's: each holds a chunk of memory.
 constexpr size_t kMaxReadsWaiting = 256;
 
@@ -54,32 +51,19 @@ RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time no
   return options;
 }
 
-absl::StatusOr<std::unique_ptr<Slab>> MakeSlab(const v1::CacheConfig& config) {
-  if (config.disable_slab()) return Slab::Create("", config.host_bytes());
-  int stale = RemoveStaleSlabs(kSlabPrefix);
-  if (!config.slab_name().empty()) stale += RemoveStaleSlabs(config.slab_name());
-  if (stale > 0) LogWarn("removed slabs that killed services had left", {{"slabs", stale}});
-  if (!config.slab_name().empty()) return Slab::Create(config.slab_name(), config.host_bytes());
-  // Process ids repeat in containers: the nonce makes the name unique.
-  static std::atomic<int> count = 0;
-  return Slab::Create(absl::StrFormat("%s%d-%x-%d", kSlabPrefix, getpid(),
-                                      absl::ToUnixMicros(Clock::Real().Now()), ++count),
-                      config.host_bytes());
-}
-
 }  // namespace
 
 // In the order of dependence: what comes later uses what comes before.
 struct CacheServer::Parts {
-  Parts(const v1::CacheConfig& config, std::unique_ptr<Slab> slab,
+  Parts(const v1::CacheConfig& config, DurableState durable,
         std::vector<std::unique_ptr<LowerTier>> below, Clock& clock)
-      : tier_threads(below.size()),
+      : state(std::move(durable.store)),
+        tier_threads(below.size()),
         store(
-            std::make_unique<HostPageStore>(std::move(slab)), std::move(below),
+            std::make_unique<HostPageStore>(std::move(durable.slab), state.get()), std::move(below),
             {.high_percent = config.tier_high_percent(), .low_percent = config.tier_low_percent()},
             clock),
-        mover(store.has_lower_tiers() ? std::make_unique<TierMover>(store) : nullptr),
-        registry(MakeRegistryOptions(config, clock.Now()), store, clock),
+        registry(MakeRegistryOptions(config, clock.Now()), store, clock, state.get()),
         page_handlers(registry, store, config.disable_slab() ? nullptr : &store.slab(),
                       StartTierThreads()),
         groups(registry, gate),
@@ -97,9 +81,23 @@ struct CacheServer::Parts {
     return threads;
   }
 
+  // Before anything else is called.
+  absl::Status Restore() {
+    HW_ASSIGN_OR_RETURN(const HostPageStore::Restored restored, store.Restore());
+    HW_RETURN_IF_ERROR(registry.Restore(restored.live, restored.retiring));
+    const PageStoreStats stats = store.Stats();
+    LogInfo("goes on where an earlier process ended",
+            {{"sequences", registry.sequences().num_sequences()},
+             {"groups", registry.groups().num_groups()},
+             {"pages", stats.pages},
+             {"pages_below", static_cast<int64_t>(restored.below.size())},
+             {"used_bytes", stats.used_bytes}});
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<StateStore> state;
   std::vector<std::unique_ptr<ThreadExecutor>> tier_threads;  // of reads, one for each tier below
   OrderedPageStore store;
-  std::unique_ptr<TierMover> mover;
   Registry registry;
   DrainGate gate;
   PageHandlers page_handlers;
@@ -108,18 +106,32 @@ struct CacheServer::Parts {
   PageStoreService pages;
   AdminService admin;
   std::shared_ptr<CacheMetrics> metrics;
+  std::unique_ptr<TierMover> mover;
   std::unique_ptr<ServerRuntime> runtime;
 };
 
 CacheServer::CacheServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
+absl::StatusOr<std::unique_ptr<CacheServer::Parts>> CacheServer::MakeParts(
+    const v1::CacheConfig& config, Clock& clock) {
+  HW_ASSIGN_OR_RETURN(DurableState state, OpenDurableState(config));
+  while (true) {
+    const bool restores = state.restores;
+    HW_ASSIGN_OR_RETURN(auto below, OpenLowerTiers(config, state, clock));
+    auto parts = std::make_unique<Parts>(config, std::move(state), std::move(below), clock);
+    if (!restores) return parts;
+    const absl::Status restored = parts->Restore();
+    if (restored.ok()) return parts;
+    parts.reset();  // what it holds is opened anew
+    HW_ASSIGN_OR_RETURN(state, DiscardDurableState(config, restored));
+  }
+}
+
 absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheConfig& config,
                                                                 Clock& clock) {
   HW_RETURN_IF_ERROR(ValidateCacheConfig(config));
-  HW_ASSIGN_OR_RETURN(auto slab, MakeSlab(config));
-  const std::string slab_name = slab->name();
-  HW_ASSIGN_OR_RETURN(auto below, OpenLowerTiers(config, clock));
-  auto parts = std::make_unique<Parts>(config, std::move(slab), std::move(below), clock);
+  HW_ASSIGN_OR_RETURN(auto parts, MakeParts(config, clock));
+  if (parts->store.has_lower_tiers()) parts->mover = std::make_unique<TierMover>(parts->store);
   ServerRuntimeOptions options;
   options.listen_address = config.listen_address();
   options.metrics_address = config.metrics_address();
@@ -134,7 +146,8 @@ absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheC
   LogInfo("serving", {{"version", kVersion},
                       {"address", parts->runtime->address()},
                       {"host_bytes", config.host_bytes()},
-                      {"slab", slab_name},
+                      {"slab", parts->store.slab().name()},
+                      {"state_dir", config.state_dir()},
                       {"disk_path", config.disk_path()},
                       {"redis_address", config.redis_address()}});
   return std::unique_ptr<CacheServer>(new CacheServer(std::move(parts)));

@@ -23,7 +23,8 @@ class CacheServer {
   // and the user give it. The clock decides about leases; it must outlive this.
   static absl::StatusOr<std::unique_ptr<CacheServer>> Start(const v1::CacheConfig& config,
                                                             Clock& clock = Clock::Real());
-  // Drains, stops, removes the slab.
+  // Drains, stops, removes the slab unless there is a state_dir: then all of it waits for
+  // the next Start() of the same configuration.
   ~CacheServer();
   CacheServer(const CacheServer&) = delete;
   CacheServer& operator=(const CacheServer&) = delete;
@@ -45,6 +46,8 @@ class CacheServer {
  private:
   struct Parts;
   explicit CacheServer(std::unique_ptr<Parts> parts);
+  static absl::StatusOr<std::unique_ptr<Parts>> MakeParts(const v1::CacheConfig& config,
+                                                          Clock& clock);
 
   std::unique_ptr<Parts> parts_;
 };

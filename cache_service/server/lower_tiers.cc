@@ -7,29 +7,29 @@
 #include "cache_service/tier/disk_tier.h"
 #endif
 #ifdef HEAVYWATER_REMOTE_TIER
-#include <random>
-
-#include "absl/strings/str_format.h"
 #include "cache_service/tier/remote_tier.h"
 #endif
 
 namespace heavywater {
 namespace {
 
-absl::StatusOr<std::unique_ptr<LowerTier>> OpenDisk(const v1::CacheConfig& config) {
+absl::StatusOr<std::unique_ptr<LowerTier>> OpenDisk(const v1::CacheConfig& config,
+                                                    const DurableState& state) {
 #ifdef HEAVYWATER_DISK_TIER
-  return OpenDiskTier({.path = config.disk_path(), .total_bytes = config.disk_bytes()});
+  return OpenDiskTier({.path = config.disk_path(),
+                       .total_bytes = config.disk_bytes(),
+                       .keeps = state.store != nullptr,
+                       .restores = state.restores});
 #else
   return absl::InvalidArgumentError("disk_path: this build has no disk tier (RocksDB)");
 #endif
 }
 
-absl::StatusOr<std::unique_ptr<LowerTier>> OpenRemote(const v1::CacheConfig& config, Clock& clock) {
+absl::StatusOr<std::unique_ptr<LowerTier>> OpenRemote(const v1::CacheConfig& config,
+                                                      const DurableState& state, Clock& clock) {
 #ifdef HEAVYWATER_REMOTE_TIER
-  // Pages do not outlive the process yet, so that its store needs a name of its own only.
-  std::random_device random;
   return OpenRemoteTier({.address = config.redis_address(),
-                         .store_id = absl::StrFormat("%08x%08x", random(), random()),
+                         .store_id = state.redis_store_id,
                          .total_bytes = config.redis_bytes(),
                          .timeout = absl::Milliseconds(config.redis_timeout_ms()),
                          .ttl = absl::Milliseconds(config.redis_ttl_ms())},
@@ -42,14 +42,14 @@ absl::StatusOr<std::unique_ptr<LowerTier>> OpenRemote(const v1::CacheConfig& con
 }  // namespace
 
 absl::StatusOr<std::vector<std::unique_ptr<LowerTier>>> OpenLowerTiers(
-    const v1::CacheConfig& config, Clock& clock) {
+    const v1::CacheConfig& config, const DurableState& state, Clock& clock) {
   std::vector<std::unique_ptr<LowerTier>> tiers;
   if (!config.disk_path().empty()) {
-    HW_ASSIGN_OR_RETURN(auto disk, OpenDisk(config));
+    HW_ASSIGN_OR_RETURN(auto disk, OpenDisk(config, state));
     tiers.push_back(std::move(disk));
   }
   if (!config.redis_address().empty()) {
-    HW_ASSIGN_OR_RETURN(auto remote, OpenRemote(config, clock));
+    HW_ASSIGN_OR_RETURN(auto remote, OpenRemote(config, state, clock));
     tiers.push_back(std::move(remote));
   }
   return tiers;

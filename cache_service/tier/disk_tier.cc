@@ -6,6 +6,7 @@
 
 #include <array>
 #include <filesystem>
+#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -20,18 +21,19 @@ namespace heavywater {
 namespace {
 
 constexpr char kName[] = "disk";
-// Shorter than every page's key, so that it is none.
+// Shorter than every page's key, so that it is none; sorts after them all, since ids are
+// far below 2^62.
 constexpr char kVersionKey[] = "heavywater";
 constexpr size_t kKeysPerBatch = 1024;
 // Beside the page's bytes: key, header, and what RocksDB writes around them.
 constexpr size_t kRecordBytes = kStoredKeyBytes + kStoredHeaderBytes + 32;
 
-// Without the write-ahead log: pages do not outlive the process, and the log would
-// write each of them twice.
-rocksdb::WriteOptions Unlogged() {
-  rocksdb::WriteOptions options;
-  options.disableWAL = true;
-  return options;
+// Where pages do not outlive the process the write-ahead log would only write each of
+// them twice. It is not synced: pages survive the process, not the machine.
+rocksdb::WriteOptions WriteOptionsOf(const DiskTierOptions& options) {
+  rocksdb::WriteOptions written;
+  written.disableWAL = !options.keeps;
+  return written;
 }
 
 absl::Status FromRocksDb(const rocksdb::Status& status) {
@@ -80,8 +82,10 @@ absl::Status CheckVersion(rocksdb::DB& db, const std::string& path) {
 
 class DiskTier final : public LowerTier {
  public:
-  DiskTier(std::unique_ptr<rocksdb::DB> db, int64_t total_bytes)
-      : db_(std::move(db)), book_(kName, total_bytes) {}
+  DiskTier(std::unique_ptr<rocksdb::DB> db, const DiskTierOptions& options)
+      : db_(std::move(db)),
+        write_options_(WriteOptionsOf(options)),
+        book_(kName, options.total_bytes) {}
 
   const char* name() const override { return kName; }
 
@@ -136,6 +140,24 @@ class DiskTier final : public LowerTier {
     }
   }
 
+  // A page that is not there after all is a miss when it is asked for. Sequences that
+  // nobody has any more are erased by ranges between the others: reading their keys
+  // would read their pages.
+  absl::Status Restore(std::span<const StoredPage> pages) override {
+    HW_RETURN_IF_ERROR(book_.Restore(pages));
+    std::set<SequenceId> kept;
+    for (const StoredPage& page : pages) kept.insert(page.key.sequence);
+    rocksdb::WriteBatch left_over;
+    std::string begin = StoredKey({.sequence = 0});
+    for (const SequenceId sequence : kept) {
+      const std::string end = StoredKey({.sequence = sequence});
+      HW_RETURN_IF_ERROR(FromRocksDb(left_over.DeleteRange(begin, end)));
+      begin = StoredKey({.sequence = sequence + 1});
+    }
+    HW_RETURN_IF_ERROR(FromRocksDb(left_over.DeleteRange(begin, kVersionKey)));
+    return Write(left_over);
+  }
+
   LowerTierStats Stats() const override { return book_.Stats(); }
 
  private:
@@ -151,10 +173,11 @@ class DiskTier final : public LowerTier {
   // looks every few seconds); what it holds stays readable.
   absl::Status Write(rocksdb::WriteBatch& batch) {
     if (batch.Count() == 0) return absl::OkStatus();
-    return FromRocksDb(db_->Write(Unlogged(), &batch));
+    return FromRocksDb(db_->Write(write_options_, &batch));
   }
 
   const std::unique_ptr<rocksdb::DB> db_;
+  const rocksdb::WriteOptions write_options_;
   PageBook book_;
 };
 
@@ -169,16 +192,16 @@ absl::StatusOr<std::unique_ptr<LowerTier>> OpenDiskTier(const DiskTierOptions& o
   }
   HW_ASSIGN_OR_RETURN(std::unique_ptr<rocksdb::DB> db, OpenDatabase(options));
   const absl::Status version = CheckVersion(*db, options.path);
-  if (version.ok()) {
+  if (version.ok() && !options.restores) {
     db.reset();
     HW_RETURN_IF_ERROR(FromRocksDb(
         rocksdb::DestroyDB(options.path, DiskTierDatabaseOptions(options.total_bytes))));
     HW_ASSIGN_OR_RETURN(db, OpenDatabase(options));
-  } else if (!absl::IsNotFound(version)) {
+  } else if (!version.ok() && !absl::IsNotFound(version)) {
     return version;
   }
   HW_RETURN_IF_ERROR(FromRocksDb(db->Put({}, kVersionKey, VersionText())));
-  return std::make_unique<DiskTier>(std::move(db), options.total_bytes);
+  return std::make_unique<DiskTier>(std::move(db), options);
 }
 
 }  // namespace heavywater

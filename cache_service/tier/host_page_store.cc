@@ -51,7 +51,8 @@ absl::Status CheckSpec(const SequenceSpec& spec) {
 
 }  // namespace
 
-HostPageStore::HostPageStore(std::unique_ptr<Slab> slab) : slab_(std::move(slab)) {}
+HostPageStore::HostPageStore(std::unique_ptr<Slab> slab, StateStore* state)
+    : slab_(std::move(slab)), state_(state) {}
 
 absl::StatusOr<HostPageStore::EntryPtr> HostPageStore::Find(SequenceId sequence) const {
   MutexLock lock(&mutex_);
@@ -84,6 +85,15 @@ absl::Status HostPageStore::Open(const SequenceSpec& spec) {
   HW_RETURN_IF_ERROR(CheckSpec(spec));
   const int64_t watermarks_bytes = SequencePages::WatermarksBytes(spec.num_ranks);
   const int64_t prompt_bytes = PromptBytes(spec);
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Admit(spec, watermarks_bytes, prompt_bytes));
+  MutexLock entry_lock(&entry->mutex);
+  Save(*entry);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<HostPageStore::EntryPtr> HostPageStore::Admit(const SequenceSpec& spec,
+                                                             int64_t watermarks_bytes,
+                                                             int64_t prompt_bytes) {
   MutexLock lock(&mutex_);
   if (sequences_.contains(spec.sequence) || retiring_.contains(spec.sequence)) {
     return absl::AlreadyExistsError(absl::StrCat("sequence ", spec.sequence, " exists"));
@@ -92,11 +102,12 @@ absl::Status HostPageStore::Open(const SequenceSpec& spec) {
   const int64_t need = std::min(prompt_bytes, limit) + Slab::RoundUp(watermarks_bytes);
   HW_RETURN_IF_ERROR(CheckRoom(need, /*own_promise=*/0));
   HW_ASSIGN_OR_RETURN(const std::vector<int64_t> watermarks, Allocate(1, watermarks_bytes, 0));
-  auto entry = std::make_shared<Entry>(spec, watermarks[0], *slab_);
+  auto entry =
+      std::make_shared<Entry>(SequencePages(spec, watermarks[0], *slab_), state_ != nullptr);
   Promise(*entry, prompt_bytes);
   entry->last_use = ++use_count_;
-  sequences_.emplace(spec.sequence, std::move(entry));
-  return absl::OkStatus();
+  sequences_.emplace(spec.sequence, entry);
+  return entry;
 }
 
 absl::StatusOr<std::vector<int64_t>> HostPageStore::Allocate(int64_t count, int64_t bytes,
@@ -137,7 +148,9 @@ absl::StatusOr<Reservation> HostPageStore::Reserve(const PageRange& range, bool 
     Promise(*entry, entry->promised_bytes - own);
     counters_.pages += missing.pages;
   }
-  return pages.Fill(range, *offsets, direct);
+  Reservation reservation = pages.Fill(range, *offsets, direct);
+  Save(*entry);
+  return reservation;
 }
 
 absl::Status HostPageStore::Write(int rank, const RowRange& rows,
@@ -147,6 +160,7 @@ absl::Status HostPageStore::Write(int rank, const RowRange& rows,
     MutexLock entry_lock(&entry->mutex);
     if (entry->released) return Unknown(rows.sequence);
     HW_RETURN_IF_ERROR(entry->pages.Write(rank, rows, bytes));
+    Save(*entry);
   }
   MutexLock lock(&mutex_);
   ++counters_.writes;
@@ -158,7 +172,9 @@ absl::Status HostPageStore::Commit(SequenceId sequence, int rank, int64_t tokens
   HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
   MutexLock entry_lock(&entry->mutex);
   if (entry->released) return Unknown(sequence);
-  return entry->pages.Commit(rank, tokens);
+  const absl::Status committed = entry->pages.Commit(rank, tokens);
+  Save(*entry);
+  return committed;
 }
 
 absl::StatusOr<int64_t> HostPageStore::Abort(SequenceId sequence, int rank) {
@@ -179,6 +195,7 @@ absl::StatusOr<int64_t> HostPageStore::Skip(SequenceId sequence, int rank, int64
 }
 
 int64_t HostPageStore::FreePages(Entry& entry, std::span<const int64_t> offsets) {
+  Save(entry);
   MutexLock lock(&mutex_);
   for (const int64_t offset : offsets) {
     slab_->Free(offset, entry.pages.spec().geometry.page_bytes());
@@ -201,6 +218,7 @@ absl::StatusOr<std::optional<PagePlace>> HostPageStore::ReadOrLocate(const RowRa
     MutexLock entry_lock(&entry->mutex);
     if (entry->released) return Unknown(rows.sequence);
     elsewhere = entry->pages.Read(rows, bytes);
+    Save(*entry);
   }
   MutexLock lock(&mutex_);
   if (elsewhere.ok()) {
@@ -219,21 +237,30 @@ absl::Status HostPageStore::Release(SequenceId sequence) {
   MutexLock entry_lock(&entry->mutex);  // waits for a read or write in progress
   if (entry->released) return Unknown(sequence);
   entry->released = true;
+  bool retires = false;
   {
     MutexLock lock(&mutex_);
     Promise(*entry, 0);
     sequences_.erase(sequence);
-    if (entry->pages.has_writers()) {
-      const SequenceSpec& spec = entry->pages.spec();
-      entry->retiring_bytes =
-          entry->pages.num_host_pages() * Slab::RoundUp(spec.geometry.page_bytes()) +
-          Slab::RoundUp(SequencePages::WatermarksBytes(spec.num_ranks));
+    retires = entry->pages.has_writers();
+    if (retires) {
+      entry->retiring_bytes = HeldBytes(entry->pages);
       retiring_.emplace(sequence, entry);
-      return absl::OkStatus();
     }
   }
-  FreeAll(*entry);
+  if (retires) {
+    entry->pages.NoteChange();
+    Save(*entry);
+  } else {
+    FreeAll(*entry);
+  }
   return absl::OkStatus();
+}
+
+int64_t HostPageStore::HeldBytes(const SequencePages& pages) {
+  const SequenceSpec& spec = pages.spec();
+  return pages.num_host_pages() * Slab::RoundUp(spec.geometry.page_bytes()) +
+         Slab::RoundUp(SequencePages::WatermarksBytes(spec.num_ranks));
 }
 
 void HostPageStore::StopWriter(SequenceId sequence, int rank) {
@@ -248,6 +275,7 @@ void HostPageStore::StopWriter(SequenceId sequence, int rank) {
   if (entry == nullptr) return;
   MutexLock entry_lock(&entry->mutex);
   entry->pages.StopWriter(rank);
+  Save(*entry);
   {
     MutexLock lock(&mutex_);
     if (entry->pages.all_stopped()) Promise(*entry, 0);
@@ -259,6 +287,13 @@ void HostPageStore::StopWriter(SequenceId sequence, int rank) {
 
 void HostPageStore::FreeAll(Entry& entry) {
   const SequenceSpec& spec = entry.pages.spec();
+  if (state_ != nullptr) {
+    StateBatch batch;
+    batch.Delete(StateKey(StateKind::kPages, spec.sequence));
+    batch.DeletePrefix(StateKey(StateKind::kPage, spec.sequence));
+    state_->Apply(batch);
+    entry.pages.StopTracking();
+  }
   FreePages(entry, entry.pages.TakeAll());
   MutexLock lock(&mutex_);
   slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));

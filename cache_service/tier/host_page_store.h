@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -13,6 +14,7 @@
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/sequence_pages.h"
 #include "cache_service/tier/slab.h"
+#include "cache_service/tier/state_store.h"
 
 namespace heavywater {
 
@@ -20,7 +22,8 @@ namespace heavywater {
 // copies of different sequences run side by side.
 class HostPageStore final : public PageStore {
  public:
-  explicit HostPageStore(std::unique_ptr<Slab> slab);
+  // `state`: where it keeps what a restart needs; null: nothing survives. Outlives it.
+  explicit HostPageStore(std::unique_ptr<Slab> slab, StateStore* state = nullptr);
 
   absl::Status Open(const SequenceSpec& spec) override;
   absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override;
@@ -65,17 +68,32 @@ class HostPageStore final : public PageStore {
   // Used and promised: what is not there for anybody else.
   int64_t TakenBytes() const;
 
+  // --- After a restart --- (host_page_store_state.cc)
+  struct Restored {
+    std::vector<SequenceId> live;
+    std::vector<SequenceId> retiring;  // ended, ranks may still be writing
+    std::vector<PagePlace> below;      // pages that lie in other tiers
+  };
+  // Before anything else: takes over what the state says of the slab, which must be the
+  // one that it was written for. DATA_LOSS naming what does not fit: then neither may be
+  // used.
+  absl::StatusOr<Restored> Restore();
+
   // What ranks need to map it; the name is empty when they cannot.
   const Slab& slab() const { return *slab_; }
+  Slab& slab() { return *slab_; }
 
  private:
   struct Entry {
-    Entry(const SequenceSpec& spec, int64_t watermarks_offset, Slab& slab)
-        : pages(spec, watermarks_offset, slab) {}
+    // `keeps`: for a restart.
+    Entry(SequencePages all_pages, bool keeps, bool is_released = false)
+        : pages(std::move(all_pages)), released(is_released) {
+      if (keeps) pages.TrackChanges();
+    }
 
     mutable Mutex mutex;  // taken before the store's, never after
     SequencePages pages ABSL_GUARDED_BY(mutex);
-    bool released ABSL_GUARDED_BY(mutex) = false;
+    bool released ABSL_GUARDED_BY(mutex);
     // Guarded by the store's mutex:
     int64_t promised_bytes = 0;  // of free room, for what the prompt still needs
     int64_t retiring_bytes = 0;  // of used room, while in retiring_
@@ -84,6 +102,8 @@ class HostPageStore final : public PageStore {
   using EntryPtr = std::shared_ptr<Entry>;
 
   absl::StatusOr<EntryPtr> Find(SequenceId sequence) const;
+  absl::StatusOr<EntryPtr> Admit(const SequenceSpec& spec, int64_t watermarks_bytes,
+                                 int64_t prompt_bytes);
   // RESOURCE_EXHAUSTED, counted. `own_promise` of the held room may be used.
   absl::Status CheckRoom(int64_t need, int64_t own_promise) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `count` places of `bytes` each, or none.
@@ -95,11 +115,18 @@ class HostPageStore final : public PageStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   // Gives the memory of a released sequence back.
   void FreeAll(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  // Keeps what has changed: before anybody is answered, and before room that is free by
+  // it can be given to others.
+  void Save(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  absl::Status LoadSequence(SequenceId id, std::string_view record, Restored* restored);
+  absl::Status LoadPage(const StateId& id, std::string_view record, Restored* restored);
+  static int64_t HeldBytes(const SequencePages& pages);
   std::vector<EntryPtr> LongestUnusedFirst() const;
   // A place for one page, unless the slab would hold more than that.
   std::optional<int64_t> AllocateWithin(int64_t bytes, int64_t max_used_bytes);
 
   const std::unique_ptr<Slab> slab_;
+  StateStore* const state_;
   mutable Mutex mutex_;  // guards the slab's allocator, too
   absl::flat_hash_map<SequenceId, EntryPtr> sequences_ ABSL_GUARDED_BY(mutex_);
   // Released while a rank may still be writing into the pages.

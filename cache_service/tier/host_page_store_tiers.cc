@@ -39,6 +39,7 @@ HostPageStore::Moves HostPageStore::BeginMoves(int from, int64_t max_bytes) {
       moves.freed_bytes += freed * Slab::RoundUp(page_bytes);
     }
     moves.pages = entry->pages.BeginMoves(from, std::max<int64_t>(1, max_bytes / page_bytes));
+    Save(*entry);
     if (!moves.pages.empty()) break;
   }
   return moves;
@@ -63,6 +64,7 @@ Relocation HostPageStore::Relocate(const PagePlace& place, int to) {
   if ((*entry)->released) return Relocation::kGone;
   std::optional<int64_t> offset;
   const Relocation relocation = (*entry)->pages.Relocate(place, to, &offset);
+  Save(**entry);
   if (offset.has_value()) {
     FreePages(**entry, {&*offset, 1});
     MutexLock lock(&mutex_);
@@ -83,6 +85,7 @@ void HostPageStore::MarkStuck(const PageKey& key) {
   if (!entry.ok()) return;
   MutexLock entry_lock(&(*entry)->mutex);
   (*entry)->pages.MarkStuck(key);
+  Save(**entry);
 }
 
 std::optional<int64_t> HostPageStore::AllocateWithin(int64_t bytes, int64_t max_used_bytes) {
@@ -107,6 +110,7 @@ bool HostPageStore::Promote(const PagePlace& place, std::span<const std::byte> b
     FreePages(**entry, {&*offset, 1});
     return false;
   }
+  Save(**entry);
   MutexLock lock(&mutex_);
   ++counters_.moved_up;
   return true;

@@ -37,6 +37,12 @@ struct PageCopy {
   uint32_t crc32c = 0;  // of the bytes, from its seal
 };
 
+// One that lies in the tier already.
+struct StoredPage {
+  PageKey key;
+  int64_t page_bytes = 0;
+};
+
 struct LowerTierStats {
   int64_t total_bytes = 0;  // free + used = total at all times
   int64_t used_bytes = 0;   // keys and headers included
@@ -68,6 +74,11 @@ class LowerTier {
   // count as used.
   virtual absl::Status Erase(std::span<const PageKey> keys) = 0;
   virtual absl::Status EraseSequence(SequenceId sequence) = 0;
+
+  // After a restart, before anything else: the pages that an earlier process has stored
+  // and that somebody may still ask for; what else it left is erased, or expires.
+  // RESOURCE_EXHAUSTED: they exceed the limit.
+  virtual absl::Status Restore(std::span<const StoredPage> pages) = 0;
 
   virtual LowerTierStats Stats() const = 0;
 };

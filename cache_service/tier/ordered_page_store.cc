@@ -87,6 +87,26 @@ absl::Status OrderedPageStore::Release(SequenceId sequence) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<HostPageStore::Restored> OrderedPageStore::Restore() {
+  HW_ASSIGN_OR_RETURN(HostPageStore::Restored restored, host_->Restore());
+  std::vector<std::vector<StoredPage>> by_tier(num_tiers());
+  const absl::flat_hash_set<SequenceId> ended(restored.retiring.begin(), restored.retiring.end());
+  for (const PagePlace& place : restored.below) {
+    if (place.tier >= num_tiers()) {
+      return absl::DataLossError(
+          absl::StrCat(Describe(place.key), " lies in tier ", place.tier, " of ", num_tiers()));
+    }
+    if (ended.contains(place.key.sequence)) continue;  // nobody asks for it
+    by_tier[place.tier].push_back({place.key, place.page_bytes});
+    MutexLock lock(&mutex_);
+    lowered_.insert(place.key.sequence);
+  }
+  for (int tier = 1; tier < num_tiers(); ++tier) {
+    HW_RETURN_IF_ERROR(TierAt(tier).Restore(by_tier[tier]));
+  }
+  return restored;
+}
+
 absl::Status OrderedPageStore::MakeRoom(const absl::Status& full) {
   if (!has_lower_tiers() || !absl::IsResourceExhausted(full)) return full;
   for (int tier = 1; tier < num_tiers(); ++tier) EraseEnded(tier);

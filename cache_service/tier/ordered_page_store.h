@@ -81,8 +81,13 @@ class OrderedPageStore final : public PageStore {
   // pages down where a tier is nearly full. False when there was nothing to do.
   bool Turn();
 
+  // After a restart, before anything else: as HostPageStore::Restore() says; the pages
+  // that lie below are told to their tiers.
+  absl::StatusOr<HostPageStore::Restored> Restore();
+
   bool has_lower_tiers() const { return !below_.empty(); }
   const Slab& slab() const { return host_->slab(); }
+  Slab& slab() { return host_->slab(); }
 
  private:
   struct Below {

@@ -39,6 +39,14 @@ absl::StatusOr<bool> PageBook::Add(const PageKey& key, int64_t page_bytes) {
   return true;
 }
 
+absl::Status PageBook::Restore(std::span<const StoredPage> pages) {
+  for (const StoredPage& page : pages) {
+    const absl::StatusOr<bool> added = Add(page.key, page.page_bytes);
+    if (!added.ok()) return added.status();
+  }
+  return absl::OkStatus();
+}
+
 void PageBook::Remove(const PageKey& key) {
   MutexLock lock(&mutex_);
   const auto found = sequences_.find(key.sequence);

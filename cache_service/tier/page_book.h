@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -23,6 +24,9 @@ class PageBook {
   // RESOURCE_EXHAUSTED naming need, free and limit; INVALID_ARGUMENT: another
   // fingerprint or size than the sequence's other pages.
   absl::StatusOr<bool> Add(const PageKey& key, int64_t page_bytes);
+  // Those that lie in the tier already.
+  absl::Status Restore(std::span<const StoredPage> pages);
+
   // No error where it is not there.
   void Remove(const PageKey& key);
 

@@ -25,6 +25,22 @@ std::optional<int64_t> RangeAllocator::Allocate(int64_t units) {
   return std::nullopt;
 }
 
+bool RangeAllocator::Take(int64_t first_unit, int64_t units) {
+  if (first_unit < 0 || units <= 0 || units > total_units_) return false;
+  auto run = free_runs_.upper_bound(first_unit);
+  if (run == free_runs_.begin()) return false;
+  --run;
+  const int64_t run_first = run->first;
+  const int64_t before = first_unit - run_first;
+  const int64_t after = run->second - before - units;
+  if (after < 0) return false;
+  free_runs_.erase(run);
+  if (before > 0) free_runs_[run_first] = before;
+  if (after > 0) free_runs_[first_unit + units] = after;
+  free_units_ -= units;
+  return true;
+}
+
 void RangeAllocator::Free(int64_t first_unit, int64_t units) {
   HW_CHECK(first_unit >= 0 && units > 0 && first_unit + units <= total_units_);
   int64_t first = first_unit;

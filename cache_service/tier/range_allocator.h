@@ -17,7 +17,10 @@ class RangeAllocator {
   // First unit of a run of `units`, or nothing when no free run is long enough.
   std::optional<int64_t> Allocate(int64_t units);
 
-  // Exactly a run that Allocate() gave. Anything else is a bug (CHECK).
+  // Takes these units, if all of them are free.
+  bool Take(int64_t first_unit, int64_t units);
+
+  // Exactly a run that Allocate() or Take() gave. Anything else is a bug (CHECK).
   void Free(int64_t first_unit, int64_t units);
 
   int64_t total_units() const { return total_units_; }

@@ -92,6 +92,8 @@ class RemoteTier final : public LowerTier {
     }
   }
 
+  absl::Status Restore(std::span<const StoredPage> pages) override { return book_.Restore(pages); }
+
   LowerTierStats Stats() const override { return book_.Stats(); }
 
  private:

@@ -115,6 +115,7 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
   size_t used = 0;
   ForEachPage(range, spec_.geometry.num_layers, [&](int layer, int head, int64_t page) {
     const auto [entry, added] = pages_.try_emplace(KeyOf(layer, head, page));
+    Touch(entry->first);
     if (added) {
       entry->second.offset = offsets[used++];
       // Whatever its writer leaves out reads as zeros, never as what lay there.
@@ -139,6 +140,7 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
   }
   if (direct && !streamers_.contains(range.rank)) writers_.insert(range.rank);
   stopped_.erase(range.rank);
+  NoteChange();
   return reservation;
 }
 
@@ -211,9 +213,10 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
   }
   std::memcpy(to + replayed.size(), bytes.data() + replayed.size(), bytes.size() - replayed.size());
   entry->sealed = false;
+  Touch(KeyOf(rows.layer, rows.kv_head, page));
   // It was offered the slab and could not map it, or did not want to.
-  streamers_.insert(rank);
-  writers_.erase(rank);
+  if (streamers_.insert(rank).second) NoteChange();
+  if (writers_.erase(rank) > 0) NoteChange();
   entry->rows_written =
       std::max<int32_t>(entry->rows_written, first_row + static_cast<int>(rows.num_positions));
   return absl::OkStatus();
@@ -267,7 +270,7 @@ absl::Status SequencePages::Commit(int rank, int64_t tokens) {
   for (const Key key : keys) HW_RETURN_IF_ERROR(CheckWritten(key, pages_.at(key), tokens));
   PublishWatermark(WatermarkCell(rank), tokens);
   for (const Key key : keys) {
-    if ((PageOfKey(key) + 1) * spec_.geometry.page_tokens <= tokens) Seal(pages_.at(key));
+    if ((PageOfKey(key) + 1) * spec_.geometry.page_tokens <= tokens) Seal(key, pages_.at(key));
   }
   return absl::OkStatus();
 }
@@ -276,7 +279,8 @@ std::span<std::byte> SequencePages::PageBytes(const PageEntry& entry) const {
   return {slab_.At(entry.offset), static_cast<size_t>(spec_.geometry.page_bytes())};
 }
 
-void SequencePages::Seal(PageEntry& entry) {
+void SequencePages::Seal(Key key, PageEntry& entry) {
+  Touch(key);
   entry.crc = Crc32c(PageBytes(entry));
   entry.sealed = true;
 }
@@ -293,7 +297,9 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::Read(const RowRange& row
                                               " asked for, ", watermark, " are committed"));
   }
   if (entry->tier != kHostTier) return PlaceOf(KeyOf(rows.layer, rows.kv_head, page), *entry);
-  if (!entry->sealed && (page + 1) * spec_.geometry.page_tokens <= watermark) Seal(*entry);
+  if (!entry->sealed && (page + 1) * spec_.geometry.page_tokens <= watermark) {
+    Seal(KeyOf(rows.layer, rows.kv_head, page), *entry);
+  }
   const std::span<const std::byte> whole = PageBytes(*entry);
   const size_t first =
       int64_t{spec_.geometry.RowOf(rows.first_position)} * spec_.geometry.row_bytes;
@@ -356,6 +362,7 @@ absl::StatusOr<std::vector<int64_t>> SequencePages::Skip(int rank, int64_t first
     std::vector<PageSpan>& spans = skipped_[rank];
     if (spans.empty() || spans.back().end != page) spans.push_back({page, page});
     spans.back().end = page + 1;
+    NoteChange();
   }
   PageRange range = {.rank = rank, .first_page = first_page, .num_pages = num_pages};
   if (const auto heads = heads_.find(rank); heads != heads_.end()) range.heads = heads->second;
@@ -363,6 +370,7 @@ absl::StatusOr<std::vector<int64_t>> SequencePages::Skip(int rank, int64_t first
   for (const Key key : ReservedKeys(range)) {
     offsets.push_back(pages_.at(key).offset);
     pages_.erase(key);
+    Touch(key);
   }
   return offsets;
 }
@@ -374,6 +382,7 @@ std::vector<int64_t> SequencePages::TakeUncommitted(int rank) {
     if (item.second.rank != rank || PageOfKey(item.first) * spec_.geometry.page_tokens < watermark)
       return false;
     offsets.push_back(item.second.offset);
+    Touch(item.first);
     return true;
   });
   return offsets;
@@ -392,8 +401,8 @@ std::vector<int64_t> SequencePages::TakeAll() {
 
 void SequencePages::StopWriter(int rank) {
   if (rank < 0 || rank >= spec_.num_ranks) return;
-  writers_.erase(rank);
-  stopped_.insert(rank);
+  if (writers_.erase(rank) > 0) NoteChange();
+  if (stopped_.insert(rank).second) NoteChange();
 }
 
 }  // namespace heavywater

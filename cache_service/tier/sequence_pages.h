@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -15,6 +16,7 @@
 #include "cache_service/tier/page_place.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/slab.h"
+#include "cache_service/tier/state_store.h"
 
 namespace heavywater {
 
@@ -36,6 +38,7 @@ struct PageEntry {
 class SequencePages {
  public:
   SequencePages(const SequenceSpec& spec, int64_t watermarks_offset, Slab& slab);
+  SequencePages(SequencePages&&) = default;
 
   // --- Ranges ---
   absl::Status CheckRange(const PageRange& range) const;
@@ -93,6 +96,24 @@ class SequencePages {
   // does not lie in that place any more, or is moving already.
   bool Promote(const PagePlace& place, int64_t offset, std::span<const std::byte> bytes);
 
+  // --- What a restart needs --- (sequence_pages_state.cc)
+  // Puts the changes since the last call into the batch; the store's own part along.
+  struct Kept {
+    bool released = false;
+    int64_t promised_bytes = 0;
+  };
+  void TakeChanges(const Kept& kept, StateBatch& batch);
+  void NoteChange() { changed_ = true; }  // of what the store keeps
+  // Everything from now on.
+  void TrackChanges();
+  void StopTracking() { tracks_ = false; }
+  // The sequence without pages, from its record; the watermarks are as they lie in the
+  // slab. DATA_LOSS.
+  static absl::StatusOr<SequencePages> Load(SequenceId id, std::string_view record, Slab& slab,
+                                            Kept* kept);
+  // One page from its record; its place, when it is not the slab. DATA_LOSS.
+  absl::StatusOr<std::optional<PagePlace>> LoadPage(uint64_t number, std::string_view record);
+
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
   int64_t num_host_pages() const { return num_pages() - num_below_; }
   int64_t watermarks_offset() const { return watermarks_offset_; }
@@ -100,6 +121,10 @@ class SequencePages {
 
  private:
   using Key = uint64_t;
+  // The watermarks stay as they are.
+  struct KeepWatermarks {};
+  SequencePages(const SequenceSpec& spec, int64_t watermarks_offset, Slab& slab, KeepWatermarks)
+      : spec_(spec), watermarks_offset_(watermarks_offset), slab_(slab) {}
   // Of page numbers.
   struct PageSpan {
     int64_t begin = 0;
@@ -119,7 +144,11 @@ class SequencePages {
   PagePlace PlaceOf(Key key, const PageEntry& entry) const;
   bool MayLeave(Key key, const PageEntry& entry, int from) const;
   std::span<std::byte> PageBytes(const PageEntry& entry) const;
-  void Seal(PageEntry& entry);
+  void Seal(Key key, PageEntry& entry);
+  void Touch(Key key) {
+    if (tracks_) touched_.push_back(key);
+  }
+  absl::Status LoadSets(RecordReader& reader);
   std::atomic<int64_t>& WatermarkCell(int rank) const;
 
   const SequenceSpec spec_;
@@ -133,6 +162,9 @@ class SequencePages {
   absl::flat_hash_set<int> writers_;    // may be writing in the slab
   absl::flat_hash_set<int> streamers_;  // have used Write(), so write nothing in the slab
   absl::flat_hash_set<int> stopped_;
+  bool tracks_ = false;
+  bool changed_ = false;      // anything but pages_
+  std::vector<Key> touched_;  // of pages_; also those that are gone
 };
 
 }  // namespace heavywater

@@ -43,7 +43,7 @@ std::vector<PagePlace> SequencePages::BeginMoves(int from, int64_t max) {
     if (static_cast<int64_t>(places.size()) == max) break;
     if (!MayLeave(key, entry, from)) continue;
     // Nobody writes any more, so that a page which is not full is final, too.
-    if (!entry.sealed) Seal(entry);
+    if (!entry.sealed) Seal(key, entry);
     entry.moving = true;
     places.push_back(PlaceOf(key, entry));
   }
@@ -84,6 +84,7 @@ Relocation SequencePages::Relocate(const PagePlace& place, int to,
     ++num_below_;
   }
   entry->tier = static_cast<uint8_t>(to);
+  Touch(KeyOf(place.key.layer, place.key.kv_head, place.key.page));
   return Relocation::kMoved;
 }
 
@@ -92,7 +93,10 @@ void SequencePages::Settle(const PageKey& key) {
 }
 
 void SequencePages::MarkStuck(const PageKey& key) {
-  if (PageEntry* const entry = FindKey(key); entry != nullptr) entry->stuck = true;
+  if (PageEntry* const entry = FindKey(key); entry != nullptr) {
+    entry->stuck = true;
+    Touch(KeyOf(key.layer, key.kv_head, key.page));
+  }
 }
 
 bool SequencePages::Promote(const PagePlace& place, int64_t offset,
@@ -103,6 +107,7 @@ bool SequencePages::Promote(const PagePlace& place, int64_t offset,
   entry->offset = offset;
   entry->tier = kHostTier;
   entry->moving = true;
+  Touch(KeyOf(place.key.layer, place.key.kv_head, place.key.page));
   --num_below_;
   return true;
 }

@@ -94,6 +94,17 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const std::stri
   return std::unique_ptr<SharedMemory>(new SharedMemory(name, fd, *data, bytes, false));
 }
 
+absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Adopt(const std::string& name,
+                                                                  int64_t bytes) {
+  HW_ASSIGN_OR_RETURN(std::unique_ptr<SharedMemory> memory, Open(name, bytes));
+  if (flock(memory->fd_, LOCK_EX | LOCK_NB) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("slab \"", name, "\" belongs to another process that runs"));
+  }
+  memory->owner_ = true;
+  return memory;
+}
+
 SharedMemory::~SharedMemory() {
   munmap(data_, bytes_);
   if (fd_ < 0) return;

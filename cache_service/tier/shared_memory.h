@@ -23,7 +23,11 @@ class SharedMemory {
   // node; FAILED_PRECONDITION when its size is not `bytes`.
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Open(const std::string& name, int64_t bytes);
 
-  // Unmaps; the creator also removes the name.
+  // Likewise, as the owner of an object whose owner has gone. UNAVAILABLE: it has one.
+  static absl::StatusOr<std::unique_ptr<SharedMemory>> Adopt(const std::string& name,
+                                                             int64_t bytes);
+
+  // Unmaps; the owner also removes the name, unless it is kept.
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -32,6 +36,9 @@ class SharedMemory {
   // /dev/shm is an error here and not a SIGBUS in whoever writes first.
   // RESOURCE_EXHAUSTED naming the bytes.
   absl::Status Commit(int64_t bytes);
+
+  // The name stays when this ends.
+  void Keep() { owner_ = false; }
 
   std::byte* data() { return data_; }
   int64_t bytes() const { return bytes_; }
@@ -45,7 +52,7 @@ class SharedMemory {
   const int fd_;  // -1 = anonymous
   std::byte* const data_;
   const int64_t bytes_;
-  const bool owner_;
+  bool owner_;
 };
 
 }  // namespace heavywater

@@ -35,13 +35,50 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::Create(const std::string& name, int6
   HW_ASSIGN_OR_RETURN(auto memory, SharedMemory::Create(name, kSlabUnitBytes + RoundUp(bytes)));
   auto slab = std::unique_ptr<Slab>(new Slab(std::move(memory), RandomNonce()));
   HW_RETURN_IF_ERROR(slab->CommitUpTo(kSlabUnitBytes));
-  SlabHeader& header = *reinterpret_cast<SlabHeader*>(slab->At(0));
+  SlabHeader& header = slab->header();
   header.format_version = kSlabFormatVersion;
   header.header_bytes = kSlabUnitBytes;
   header.total_bytes = slab->object_bytes();
   header.nonce = slab->nonce();
   header.magic = kSlabMagic;  // last: with it the header is whole
   return slab;
+}
+
+absl::StatusOr<std::unique_ptr<Slab>> Slab::Adopt(const std::string& name, int64_t object_bytes,
+                                                  uint64_t nonce) {
+  if (object_bytes < 2 * kSlabUnitBytes || object_bytes % kSlabUnitBytes != 0) {
+    return absl::DataLossError(
+        absl::StrCat("slab \"", name, "\" cannot have ", object_bytes, " bytes"));
+  }
+  HW_ASSIGN_OR_RETURN(auto memory, SharedMemory::Adopt(name, object_bytes));
+  auto slab = std::unique_ptr<Slab>(new Slab(std::move(memory), nonce));
+  const SlabHeader& header = slab->header();
+  const auto differs = [&](const char* field, auto has, auto want) {
+    slab->memory_->Keep();  // not ours
+    return absl::DataLossError(
+        absl::StrCat("slab \"", name, "\" has ", field, " ", has, ", want ", want));
+  };
+  if (header.magic != kSlabMagic) return differs("magic", header.magic, kSlabMagic);
+  if (header.format_version != kSlabFormatVersion) {
+    return differs("format version", header.format_version, kSlabFormatVersion);
+  }
+  if (header.nonce != nonce) return differs("nonce", header.nonce, nonce);
+  slab->committed_bytes_ = std::clamp<int64_t>(header.committed_bytes, 0, object_bytes);
+  return slab;
+}
+
+void Slab::Keep() {
+  header().kept = 1;
+  memory_->Keep();
+}
+
+absl::Status Slab::Take(int64_t offset, int64_t bytes) {
+  const bool aligned = offset % kSlabUnitBytes == 0 && bytes > 0;
+  if (aligned && units_.Take(offset / kSlabUnitBytes - 1, RoundUp(bytes) / kSlabUnitBytes)) {
+    return CommitUpTo(offset + RoundUp(bytes));
+  }
+  return absl::DataLossError(absl::StrCat("slab \"", name(), "\": ", bytes, " bytes at ", offset,
+                                          " are not its pages, or belong to two"));
 }
 
 Slab::Slab(std::unique_ptr<SharedMemory> memory, uint64_t nonce)
@@ -76,6 +113,7 @@ absl::Status Slab::CommitUpTo(int64_t end) {
       std::min(object_bytes(), std::max(end, committed_bytes_ + kCommitStepBytes));
   HW_RETURN_IF_ERROR(memory_->Commit(step_end));
   committed_bytes_ = step_end;
+  header().committed_bytes = step_end;
   return absl::OkStatus();
 }
 

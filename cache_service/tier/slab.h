@@ -25,6 +25,17 @@ class Slab {
   // name makes a slab that no other process can map.
   static absl::StatusOr<std::unique_ptr<Slab>> Create(const std::string& name, int64_t bytes);
 
+  // The slab that an owner which has gone had kept (Keep()); nothing is allocated in it
+  // until Take(). NOT_FOUND; UNAVAILABLE: it has an owner; DATA_LOSS naming what
+  // differs: it is another one.
+  static absl::StatusOr<std::unique_ptr<Slab>> Adopt(const std::string& name, int64_t object_bytes,
+                                                     uint64_t nonce);
+  // The object outlives this process, for whoever takes it over.
+  void Keep();
+
+  // What Allocate() once gave. DATA_LOSS: it cannot have, or is taken.
+  absl::Status Take(int64_t offset, int64_t bytes);
+
   // Offset of `bytes` (rounded up to units). RESOURCE_EXHAUSTED naming need,
   // free and limit.
   absl::StatusOr<int64_t> Allocate(int64_t bytes);
@@ -34,6 +45,9 @@ class Slab {
   std::atomic<int64_t>& Watermark(int64_t offset) {
     return *reinterpret_cast<std::atomic<int64_t>*>(At(offset));
   }
+
+  // How many changes of its owner's state belong to what lies here.
+  std::atomic<uint64_t>& state_changes() { return header().state_changes; }
 
   const std::string& name() const { return memory_->name(); }
   uint64_t nonce() const { return nonce_; }
@@ -48,6 +62,7 @@ class Slab {
  private:
   Slab(std::unique_ptr<SharedMemory> memory, uint64_t nonce);
   absl::Status CommitUpTo(int64_t end);
+  SlabHeader& header() { return *reinterpret_cast<SlabHeader*>(At(0)); }
 
   std::unique_ptr<SharedMemory> memory_;
   const uint64_t nonce_;

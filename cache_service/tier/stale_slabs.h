@@ -8,7 +8,11 @@ namespace heavywater {
 
 // Removes the slabs on this node whose name begins with `prefix` and whose owner
 // has gone (it held a lock that ends with the process); how many. Processes that
-// still map one keep what they have mapped.
+// still map one keep what they have mapped. Slabs that wait for their owner to come
+// back (Slab::Keep()) stay.
 int RemoveStaleSlabs(const std::string& prefix);
+
+// The one of this name, also where it waits for an owner.
+bool RemoveStaleSlab(const std::string& name);
 
 }  // namespace heavywater

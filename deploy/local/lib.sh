@@ -4,6 +4,7 @@
 
 HW_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 HW_VENV="$HW_ROOT/.venv"
+HW_HF_VENV="$HW_ROOT/.venv-hf"
 HW_BUILD="$HW_ROOT/build/release"
 
 hw_log() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
@@ -60,6 +61,25 @@ hw_ensure_venv() {
     -r "$HW_ROOT/deploy/local/model-requirements.txt" >&2
   "$HW_VENV/bin/pip" install --disable-pip-version-check -q --no-deps --no-build-isolation \
     -e "$HW_ROOT/client/python" >&2
+  echo "$want" >"$stamp"
+}
+
+# torch and transformers, for the tests of heavywater.hf alone: an environment of their
+# own that also sees the packages of .venv.
+hw_ensure_hf_venv() {
+  local requirements="$HW_ROOT/deploy/local/hf-requirements.txt" stamp="$HW_HF_VENV/.heavywater" want
+  want=$(cat "$requirements" "$HW_ROOT/deploy/local/torch_without_cuda.py" | sha256sum; echo "$HW_ROOT")
+  [[ -f $stamp && $(<"$stamp") == "$want" ]] && return
+  hw_log "setting up torch and transformers in .venv-hf (600 MB from PyPI)"
+  rm -rf "$HW_HF_VENV"
+  "$(readlink -f "$HW_VENV/bin/python")" -m venv "$HW_HF_VENV" >&2
+  # --no-compile: most of torch is never imported.
+  "$HW_HF_VENV/bin/pip" install --disable-pip-version-check -q --no-deps --no-compile -r "$requirements" >&2
+  local packages
+  packages=$("$HW_HF_VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  "$HW_VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$packages/of_venv.pth"
+  echo "$HW_ROOT/client/python" >"$packages/heavywater.pth"
+  "$HW_ROOT/deploy/local/torch_without_cuda.py" "$packages" >&2
   echo "$want" >"$stamp"
 }
 

@@ -36,6 +36,7 @@ class TierWith final : public LowerTier {
   }
   absl::Status Erase(std::span<const PageKey> keys) override { return tier_->Erase(keys); }
   absl::Status EraseSequence(SequenceId id) override { return tier_->EraseSequence(id); }
+  absl::Status Restore(std::span<const StoredPage> pages) override { return tier_->Restore(pages); }
   LowerTierStats Stats() const override { return tier_->Stats(); }
 
  private:

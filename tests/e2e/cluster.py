@@ -127,8 +127,15 @@ class Cluster:
 
     def _start_cache(self, flags: Mapping[str, object]) -> None:
         merged = {"listen_address": "127.0.0.1:0", "metrics_address": "", "host_bytes": 1 << 30, **flags}
+        self._cache_flags = merged
         self.cache = Process("heavywater-cache", merged, self.folder / "cache.log")
         self.cache_address = self.cache.wait_for_line("listening on ")
+
+    def restart_cache(self, **changed: object) -> None:
+        """In the place of one that has ended: a new process at the same address."""
+        flags = {**self._cache_flags, "listen_address": self.cache_address, **changed}
+        self.cache = Process("heavywater-cache", flags, self.folder / "cache.log")
+        self.cache.wait_for_line("listening on ")
 
     def _start_workers(
         self,

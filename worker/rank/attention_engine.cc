@@ -98,6 +98,10 @@ absl::Status AttentionEngine::Attend(int layer, const AttentionRows& rows) {
 }
 
 absl::Status AttentionEngine::AttendHost(int layer, const HostRows& rows) {
+  if (cache_.options().brings_rows) {
+    return absl::FailedPreconditionError(
+        "brings_rows is true: rows come to Attend(), on the device");
+  }
   const auto size = [](auto span) { return static_cast<int64_t>(span.size()); };
   HW_ASSIGN_OR_RETURN(const int64_t count, CheckRows(layer, size(rows.queries), size(rows.keys),
                                                      size(rows.values), size(rows.out)));

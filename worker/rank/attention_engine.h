@@ -107,7 +107,8 @@ class AttentionEngine {
   // prompt that is alone.
   absl::Status Begin(std::span<const EngineItem> items);
   // Layers in order. Rows are the items', in their order. Attend() trusts values on
-  // the device; AttendHost() refuses NaN and infinity naming the array and the index.
+  // the device; AttendHost() refuses NaN and infinity naming the array and the index, and
+  // is FAILED_PRECONDITION where RankCacheOptions::brings_rows leaves it no room.
   absl::Status Attend(int layer, const AttentionRows& rows);
   absl::Status AttendHost(int layer, const HostRows& rows);
   absl::Status End();

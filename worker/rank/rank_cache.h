@@ -30,10 +30,11 @@ struct RankCacheOptions {
   KvShape shape;
   int rank = 0;
   int world_size = 1;
-  int hidden_size = 0;                  // of the model whose rows the workspace holds; 0: none,
-  int vocab_size = 0;                   // an engine brings Q, K and V; likewise, of its logits
-  int64_t device_memory_bytes = 0;      // 0: no limit
-  int max_step_tokens = 512;            // workspace for so many rows is held from the start
+  int hidden_size = 0;              // of the model whose rows the workspace holds; 0: none,
+  int vocab_size = 0;               // an engine brings Q, K and V; likewise, of its logits
+  bool brings_rows = false;         // an engine whose rows are on the device: none are held for it
+  int64_t device_memory_bytes = 0;  // 0: no limit
+  int max_step_tokens = 512;        // workspace for so many rows is held from the start
   int64_t reserve_ahead_tokens = 1024;  // host pages reserved ahead of the newest token
   float attention_scale = 0;            // of the logits; 0: 1 / sqrt(head_dim)
 

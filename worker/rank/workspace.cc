@@ -17,6 +17,7 @@ struct RowBytes {
 };
 RowBytes RowBytesOf(const RankCacheOptions& options) {
   const KvShape& shape = options.shape;
+  if (options.brings_rows) return RowBytes();
   const int64_t rows = int64_t{options.max_step_tokens} * kFloatBytes;
   return {.hidden = rows * options.hidden_size,
           .queries = rows * shape.num_query_heads * shape.head_dim,

@@ -12,7 +12,8 @@ import grpc
 import numpy.typing as npt
 
 from heavywater.errors import translated
-from heavywater.generation import Generation, ResumeOptions
+from heavywater.generation import Generation
+from heavywater.generation_request import generation_request
 from heavywater.model import Model
 from heavywater.pages import rows_of, split_rows
 from heavywater.retry import read_with_retries
@@ -32,7 +33,7 @@ from heavywater.v1 import (
 # gRPC repeats a call by itself when a connection ends under it. Nothing is repeated
 # here but reads, by us; and with grpcio 1.76 such a call could hang for ever.
 # A server that has died is looked for again and again, so that a stream goes on soon.
-_CHANNEL_OPTIONS = (
+CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -74,7 +75,7 @@ class Client:
             self._admin = admin_pb2_grpc.AdminServiceStub(channel)
 
     def _connect(self, address: str) -> grpc.Channel:
-        self._channels.append(grpc.insecure_channel(address, options=_CHANNEL_OPTIONS))
+        self._channels.append(grpc.insecure_channel(address, options=CHANNEL_OPTIONS))
         return self._channels[-1]
 
     @property
@@ -127,35 +128,24 @@ class Client:
         Above temperature 0 tokens are drawn from the `top_k` likeliest (0 = all), of those the
         fewest that have the probability `top_p` together.
         """
-        request = generation_pb2.GenerateRequest(
+        request = generation_request(
+            prompt,
+            suffix,
             max_new_tokens=max_new_tokens,
-            ignore_eos=ignore_eos,
-            sampling=generation_pb2.Sampling(temperature=temperature, seed=seed, top_p=top_p, top_k=top_k),
             policy=policy,
+            sampling=generation_pb2.Sampling(temperature=temperature, seed=seed, top_p=top_p, top_k=top_k),
+            ignore_eos=ignore_eos,
             forced_tokens=forced_tokens,
             return_logits=return_logits,
             return_reads=return_reads,
             request_id=request_id,
             tenant=tenant,
         )
-        if isinstance(prompt, str):
-            request.text = prompt
-        else:
-            request.tokens.extend(prompt)
-        if isinstance(suffix, str):
-            request.suffix_text = suffix
-        else:
-            request.suffix_tokens.extend(suffix)
-        stub = _wanted(self._generation, "worker")
-        with translated():
-            return Generation(
-                stub.Generate(request),
-                ResumeOptions(request, stub.Generate, resume_timeout_s, self._sleep) if resume_timeout_s > 0 else None,
-            )
+        return Generation(wanted(self._generation, "worker").Generate, request, resume_timeout_s, self._sleep)
 
     def get_model(self) -> Model:
         """The served model with its tokenizer and chat template."""
-        stub = _wanted(self._generation, "worker")
+        stub = wanted(self._generation, "worker")
         request = generation_pb2.GetModelRequest()
 
         def read() -> Model:
@@ -172,12 +162,12 @@ class Client:
             request.request_id = uuid.uuid4().hex
         with translated():
             response: sequence_pb2.OpenSequenceResponse
-            response = _wanted(self._sequences, "cache").Open(request, timeout=self._timeout_s)
+            response = wanted(self._sequences, "cache").Open(request, timeout=self._timeout_s)
             return response
 
     def get(self, sequence_id: int) -> sequence_pb2.Sequence:
         """One sequence, with the token ids reported so far."""
-        stub = _wanted(self._sequences, "cache")
+        stub = wanted(self._sequences, "cache")
         request = sequence_pb2.GetSequenceRequest(sequence_id=sequence_id)
         sequence: sequence_pb2.Sequence = self._read(stub.Get, request)
         # Long ones come in pages: as many as there were when the first was read.
@@ -193,7 +183,7 @@ class Client:
         """All sequences (of a group), without tokens."""
         request = sequence_pb2.ListSequencesRequest(group=group)
         while True:
-            page = self._read(_wanted(self._sequences, "cache").List, request)
+            page = self._read(wanted(self._sequences, "cache").List, request)
             yield from page.sequences
             if not page.next_page_token:
                 return
@@ -203,17 +193,17 @@ class Client:
         """Ends the sequence's lease now and frees its pages."""
         request = sequence_pb2.CloseSequenceRequest(sequence_id=sequence_id, request_id=uuid.uuid4().hex)
         with translated():
-            _wanted(self._sequences, "cache").Close(request, timeout=self._timeout_s)
+            wanted(self._sequences, "cache").Close(request, timeout=self._timeout_s)
 
     def stats(self) -> admin_pb2.StatsResponse:
         """What the cache service holds, tier by tier."""
-        stats: admin_pb2.StatsResponse = self._read(_wanted(self._admin, "cache").Stats, admin_pb2.StatsRequest())
+        stats: admin_pb2.StatsResponse = self._read(wanted(self._admin, "cache").Stats, admin_pb2.StatsRequest())
         return stats
 
     def get_sets(self, sequence_id: int, layers: Sequence[int] = ()) -> Sequence[SequenceSet]:
         """Sinks, heavy, recent, demoted and dropped positions per layer; all layers by default."""
         request = sequence_pb2.GetSetsRequest(sequence_id=sequence_id, layers=layers)
-        messages = self._read_stream(_wanted(self._sequences, "cache").GetSets, request, whole_sets)
+        messages = self._read_stream(wanted(self._sequences, "cache").GetSets, request, whole_sets)
         return [SequenceSet.from_proto(message) for message in messages]
 
     def read(
@@ -231,7 +221,7 @@ class Client:
             num_positions=num_positions,
             fingerprint=sequence.fingerprint,
         )
-        rows = self._read_stream(_wanted(self._pages, "cache").Read, request, rows_of)
+        rows = self._read_stream(wanted(self._pages, "cache").Read, request, rows_of)
         return split_rows(rows, sequence.fingerprint)
 
     def _read(self, call: Callable[..., Any], request: Any) -> Any:
@@ -246,7 +236,8 @@ class Client:
         return self._read(lambda *args, **options: collect(call(*args, **options)), request)
 
 
-def _wanted(stub: Any, name: str) -> Any:
+def wanted(stub: Any, name: str) -> Any:
+    """The stub, where its server's address was given. Raises ValueError naming it."""
     if stub is None:
         raise ValueError(f"this call needs the {name}'s address: Client({name}='host:port')")
     return stub

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heavywater.errors import HeavywaterError, translated
+from heavywater.generation_request import Resumption
 from heavywater.v1 import common_pb2, generation_pb2
 
 
@@ -33,20 +34,6 @@ class Token:
     reads: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class ResumeOptions:
-    """How a stream that breaks off is continued."""
-
-    request: generation_pb2.GenerateRequest
-    generate: Callable[[generation_pb2.GenerateRequest], Any]  # opens a call
-    timeout_s: float  # without a new token
-    sleep: Callable[[float], None] = time.sleep
-
-
-_FIRST_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 1.0
-
-
 class Generation:
     """Iterates over the tokens; cancels the call when left early.
 
@@ -56,13 +43,20 @@ class Generation:
     print(generation.summary.finish_reason)
     """
 
-    def __init__(self, call: Any, resume: ResumeOptions | None = None) -> None:
-        self._call = call
-        self._resume = resume
-        self._received: list[int] = []  # tokens, for who resumes
-        self._broken_since_s: float | None = None
-        self._backoff_s = _FIRST_BACKOFF_S
+    def __init__(
+        self,
+        generate: Callable[[generation_pb2.GenerateRequest], Any],
+        request: generation_pb2.GenerateRequest,
+        resume_timeout_s: float,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`generate` opens a call."""
+        self._generate = generate
+        self._resumption = Resumption(request, resume_timeout_s)
+        self._sleep = sleep
         self._cancelled = False
+        with translated():
+            self._call = generate(request)
         self._sequence_id = 0
         self._summary: generation_pb2.GenerateSummary | None = None
 
@@ -71,6 +65,11 @@ class Generation:
         """The sequence's id in the cache service; 0 before the request was accepted. Another one
         where the tokens had to be computed again."""
         return self._sequence_id
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stream has ended, with its summary."""
+        return self._summary is not None
 
     @property
     def summary(self) -> generation_pb2.GenerateSummary:
@@ -89,40 +88,15 @@ class Generation:
                         if response.HasField("summary"):
                             self._summary = response.summary
                         if response.HasField("index"):
-                            self._note_token(response.token)
-                            yield _token(response)
+                            self._resumption.note_token(response.token)
+                            yield token_of(response)
                 return
             except HeavywaterError as error:
-                self._wait_before_resuming(error)
-            self._open_again()
-
-    def _note_token(self, token: int) -> None:
-        self._broken_since_s = None
-        self._backoff_s = _FIRST_BACKOFF_S
-        if self._resume is not None:
-            self._received.append(token)
-
-    def _wait_before_resuming(self, error: HeavywaterError) -> None:
-        """Raises the error where there is nothing to wait for, or was for too long."""
-        if self._resume is None or error.code != "UNAVAILABLE" or not self._sequence_id or self._cancelled:
-            raise error
-        now_s = time.monotonic()
-        if self._broken_since_s is None:
-            self._broken_since_s = now_s
-        if now_s - self._broken_since_s > self._resume.timeout_s:
-            raise error
-        self._resume.sleep(self._backoff_s)
-        self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
-
-    def _open_again(self) -> None:
-        assert self._resume is not None
-        request = generation_pb2.GenerateRequest()
-        request.CopyFrom(self._resume.request)
-        request.resume.sequence_id = self._sequence_id
-        request.resume.from_token = len(self._received)
-        request.resume.received_tokens.extend(self._received)
-        with translated():
-            self._call = self._resume.generate(request)
+                if self._cancelled:
+                    raise
+                self._sleep(self._resumption.next_backoff_s(error, self._sequence_id))
+            with translated():
+                self._call = self._generate(self._resumption.request(self._sequence_id))
 
     def wait_accepted(self) -> int:
         """Waits until the request is accepted, which is before its prompt is computed; returns the
@@ -156,7 +130,8 @@ def mean_reads(counts: common_pb2.RecallCounts) -> float:
     return counts.reads / counts.queries if counts.queries else 0.0
 
 
-def _token(response: generation_pb2.GenerateResponse) -> Token:
+def token_of(response: generation_pb2.GenerateResponse) -> Token:
+    """The token of a message that has one."""
     logits = np.frombuffer(response.logits, dtype="<f4") if response.logits else None
     return Token(
         index=response.index,

@@ -22,6 +22,8 @@ from heavywater.supervisor import Supervised, Supervisor
 
 # Workers stop first: they report to the cache service until they end.
 _GRACE_S = 10.0
+# Where POSIX shared memory lies on Linux.
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class LocalOptions:
     worker_flags: Mapping[str, object] = field(default_factory=dict)
     cache_flags: Mapping[str, object] = field(default_factory=dict)
     ready_timeout_s: float = 120.0
-    supervise: bool = False  # start workers again that have died
+    # Start servers again that have died: workers, and the cache service with what it held.
+    supervise: bool = False
 
 
 def find_model() -> Path:
@@ -53,6 +56,7 @@ class LocalServers:
     def __init__(self, options: LocalOptions) -> None:
         self._options = options
         self._directory = tempfile.TemporaryDirectory(prefix="heavywater-")
+        self._slab_name = f"heavywater-local-{os.getpid()}-{Path(self._directory.name).name}"
         self._cache: ServerProcess | None = None
         self._workers: list[ServerProcess] = []
         self._supervisor: Supervisor | None = None
@@ -80,33 +84,43 @@ class LocalServers:
         """Raises ServerError when a server has ended."""
         if self._supervisor is not None:
             self._supervisor.check()
-        for process in [*([self._cache] if self._cache else []), *([] if self._supervisor else self._workers)]:
+            return
+        for process in self.processes:
             process.check_alive()
 
     @property
     def workers(self) -> list[ServerProcess]:
         """Those that run now, by rank."""
-        return self._supervisor.processes() if self._supervisor else self._workers
+        return self._supervisor.processes()[1:] if self._supervisor else self._workers
+
+    @property
+    def metrics_addresses(self) -> list[str]:
+        """Of the workers, by rank; empty where they have none."""
+        return [address for worker in self.workers if (address := worker.metrics_address())]
 
     @property
     def processes(self) -> list[ServerProcess]:
         """All that run now: the cache service, then the workers by rank."""
-        return [*([self._cache] if self._cache else []), *self.workers]
+        if self._supervisor is not None:
+            return self._supervisor.processes()
+        return [*([self._cache] if self._cache else []), *self._workers]
 
     def stop(self) -> None:
         """Stops what runs: workers, then the cache service."""
         with _signals_ignored():
             if self._supervisor is not None:
                 self._supervisor.pause()
-            for process in self.workers:
-                process.terminate()
-            for process in self.workers:
-                process.wait_stopped(_GRACE_S)
+            workers = self.workers
+            others = [process for process in self.processes if process not in workers]
+            for processes in (workers, others):
+                for process in processes:
+                    process.terminate()
+                for process in processes:
+                    process.wait_stopped(_GRACE_S)
             if self._supervisor is not None:
                 self._supervisor.stop()
-            if self._cache is not None:
-                self._cache.terminate()
-                self._cache.wait_stopped(_GRACE_S)
+            # Kept for a cache service that comes back: this one does not.
+            (_SHARED_MEMORY / self._slab_name).unlink(missing_ok=True)
             self._directory.cleanup()
 
     def _start(self) -> None:
@@ -114,8 +128,9 @@ class LocalServers:
         model = self._options.model or find_model()
         if not model.exists():
             raise ServerError(f"model {model} does not exist, want a GGUF file or a folder with config.json")
+        cache_flags = {**self._survival_flags(), **self._options.cache_flags}
         with _signals_held():
-            self._cache = self._launch("heavywater-cache", "cache", self._options.cache_flags)
+            self._cache = self._launch("heavywater-cache", "cache", cache_flags)
         self.cache_address = self._cache.wait_for_address(deadline_s)
         self._await_ready(self._cache, self.cache_address, deadline_s)
         all_flags: list[dict[str, object]] = []
@@ -135,22 +150,34 @@ class LocalServers:
         for worker, address in zip(self._workers, addresses, strict=True):
             self._await_ready(worker, address, deadline_s)
         if self._options.supervise:
-            self._supervise(all_flags, addresses)
+            self._supervise([cache_flags, *all_flags], [self.cache_address, *addresses])
 
     def _supervise(self, all_flags: Sequence[Mapping[str, object]], addresses: Sequence[str]) -> None:
-        """A worker that is started again listens where it did: its clients find it there."""
+        """A server that is started again listens where it did, as its metrics: who looks finds it there."""
+        assert self._cache is not None
+        processes = [self._cache, *self._workers]
+        metrics = [process.metrics_address() for process in processes]
 
-        def starter(rank: int) -> Callable[[], ServerProcess]:
-            flags = {**all_flags[rank], "listen_address": addresses[rank]}
-            return lambda: self._launch("heavywater-worker", f"worker{rank}", flags, append=True)
+        def starter(index: int) -> Callable[[], ServerProcess]:
+            flags = {**all_flags[index], "listen_address": addresses[index]}
+            if metrics[index]:
+                flags["metrics_address"] = metrics[index]
+            name, label = processes[index].name, processes[index].log.stem
+            return lambda: self._launch(name, label, flags, append=True)
 
         now_s = time.monotonic()
         self._supervisor = Supervisor(
             [
-                Supervised(worker, addresses[rank], starter(rank), now_s, now_s)
-                for rank, worker in enumerate(self._workers)
+                Supervised(process, addresses[index], starter(index), now_s, now_s)
+                for index, process in enumerate(processes)
             ]
         )
+
+    def _survival_flags(self) -> dict[str, object]:
+        """With them a cache service that is started again goes on where it ended."""
+        if not self._options.supervise or not _SHARED_MEMORY.is_dir():
+            return {}
+        return {"state_dir": Path(self._directory.name) / "state", "slab_name": self._slab_name}
 
     def _launch(self, binary: str, label: str, flags: Mapping[str, object], *, append: bool = False) -> ServerProcess:
         arguments = [f"--{name}={_flag_value(value)}" for name, value in flags.items()]

@@ -1,7 +1,7 @@
-"""Restarts workers of this machine that have died or stand still.
+"""Restarts servers of this machine that have died or stand still.
 
 What a cluster's scheduler does elsewhere: a rank that is started again joins its group
-under the same name, and the group goes on.
+under the same name, and the group goes on; a cache service goes on from its state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_SHORT_LIVES = 5
 
 @dataclass
 class Supervised:
-    """One worker: where it listens, and how to start it there again."""
+    """One server: where it listens, and how to start it there again."""
 
     process: ServerProcess
     address: str
@@ -53,18 +53,18 @@ class Supervisor:
         self._thread.start()
 
     def processes(self) -> list[ServerProcess]:
-        """Those that run now, by rank."""
+        """Those that run now, in the order that they were given in."""
         with self._lock:
             return [worker.process for worker in self._workers]
 
     def check(self) -> None:
-        """Raises ServerError when a worker ends again and again."""
+        """Raises ServerError when a server ends again and again."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
 
     def pause(self) -> None:
-        """Nothing is started from now on. Workers die with the thread that started them: stop() comes last."""
+        """Nothing is started from now on. Servers die with the thread that started them: stop() comes last."""
         with self._lock:
             self._watching = False
 

@@ -52,6 +52,7 @@ class TemporaryDiskTier final : public LowerTier {
   }
   absl::Status Erase(std::span<const PageKey> keys) override { return tier_->Erase(keys); }
   absl::Status EraseSequence(SequenceId id) override { return tier_->EraseSequence(id); }
+  absl::Status Restore(std::span<const StoredPage> pages) override { return tier_->Restore(pages); }
   LowerTierStats Stats() const override { return tier_->Stats(); }
 
  private:
@@ -74,9 +75,10 @@ class DiskTierTest : public ::testing::Test {
     tier_.reset();
     fs::remove_all(folder_);
   }
-  absl::Status Open(int64_t total_bytes = 16 << 20) {
+  absl::Status Open(int64_t total_bytes = 16 << 20, bool keeps = false, bool restores = false) {
     tier_.reset();
-    auto opened = OpenDiskTier({.path = folder_, .total_bytes = total_bytes});
+    auto opened = OpenDiskTier(
+        {.path = folder_, .total_bytes = total_bytes, .keeps = keeps, .restores = restores});
     if (opened.ok()) tier_ = *std::move(opened);
     return opened.status();
   }
@@ -125,6 +127,29 @@ TEST_F(DiskTierTest, WhatAnEarlierProcessLeftIsErasedWhenItOpens) {
   EXPECT_EQ(Get(TestKey(1, 0)).status().code(), absl::StatusCode::kNotFound);
   ASSERT_TRUE(Put(TestKey(1, 0)).ok());
   EXPECT_TRUE(Get(TestKey(1, 0)).ok());
+}
+
+TEST_F(DiskTierTest, PagesThatSomebodyStillHasOutliveTheProcess) {
+  ASSERT_TRUE(Open(16 << 20, /*keeps=*/true).ok());
+  for (const SequenceId sequence : {3, 5, 9}) PutMany(sequence);
+  ASSERT_TRUE(Open(16 << 20, /*keeps=*/true, /*restores=*/true).ok());
+  std::vector<StoredPage> kept;
+  for (const SequenceId sequence : {5, 7}) {
+    for (int64_t page = 0; page < 60; ++page) kept.push_back({TestKey(sequence, page), kPageBytes});
+  }
+  ASSERT_TRUE(tier_->Restore(kept).ok());
+  EXPECT_EQ(tier_->Stats().pages, 120);
+  const auto page = Get(TestKey(5, 59));
+  ASSERT_TRUE(page.ok()) << page.status();
+  EXPECT_EQ(*page, TestPage(TestKey(5, 59), kPageBytes));
+  EXPECT_EQ(Get(TestKey(7, 0)).status().code(), absl::StatusCode::kNotFound) << "it is a miss";
+  for (const SequenceId gone : {3, 9}) {
+    EXPECT_EQ(Get(TestKey(gone, 1)).status().code(), absl::StatusCode::kNotFound) << gone;
+  }
+  ASSERT_TRUE(tier_->EraseSequence(5).ok());
+  ASSERT_TRUE(tier_->EraseSequence(7).ok());
+  EXPECT_EQ(tier_->Stats().used_bytes, 0);
+  EXPECT_TRUE(Open().ok()) << "its version has gone with the pages";
 }
 
 TEST_F(DiskTierTest, AnotherFormatVersionIsRefusedNamingBothAndNotTouched) {

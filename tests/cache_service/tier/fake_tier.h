@@ -22,6 +22,7 @@ class FakeTier final : public LowerTier {
   absl::StatusOr<uint32_t> Get(const PageKey& key, std::span<std::byte> bytes) override;
   absl::Status Erase(std::span<const PageKey> keys) override;
   absl::Status EraseSequence(SequenceId sequence) override;
+  absl::Status Restore(std::span<const StoredPage> pages) override { return book_.Restore(pages); }
   LowerTierStats Stats() const override { return book_.Stats(); }
 
   // Every call is UNAVAILABLE meanwhile.

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from heavywater.crc32c import crc32c
 from heavywater.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
     common_pb2,
     generation_pb2,
     generation_pb2_grpc,
@@ -55,7 +58,10 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
     unavailable: int = 0  # calls of GetModel to refuse first
     breaks: list[int] = field(default_factory=list)  # the stream breaks off before these tokens, in turn
     down: bool = False  # Generate is refused before it is accepted
+    refusal: tuple[grpc.StatusCode, str] | None = None  # likewise, with this
     cancelled: threading.Event = field(default_factory=threading.Event)
+    before_accepting: Callable[[], object] = lambda: None
+    after_accepting: Callable[[], object] = lambda: None
     answer: Callable[[generation_pb2.GenerateRequest], str] | None = None  # instead, in the vocabulary's letters
 
     def Generate(
@@ -73,7 +79,11 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
         answer = [PIECES.index(letter) for letter in self.answer(request)] if self.answer else []
         if self.down:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the group is not complete")
+        if self.refusal:
+            context.abort(*self.refusal)
+        self.before_accepting()
         yield generation_pb2.GenerateResponse(sequence_id=42)
+        self.after_accepting()
         for index in range(request.resume.from_token, count):
             if self.breaks and index == self.breaks[0]:
                 self.breaks.pop(0)
@@ -115,6 +125,7 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
         info = generation_pb2.ModelInfo(
             name="tiny",
             vocab_size=len(PIECES),
+            context_tokens=4096,
             tokenizer_model="gpt2",
             pre_tokenizer="smollm",
             eos_token=1,
@@ -152,7 +163,11 @@ def make_sets(layers: list[int], seen: int = 20) -> list[sequence_pb2.SequenceSe
 
 
 @dataclass
-class FakeCache(sequence_pb2_grpc.SequenceServiceServicer, page_store_pb2_grpc.PageStoreServiceServicer):
+class FakeCache(
+    sequence_pb2_grpc.SequenceServiceServicer,
+    page_store_pb2_grpc.PageStoreServiceServicer,
+    admin_pb2_grpc.AdminServiceServicer,
+):
     """Knows every sequence; fails its first `unavailable` calls."""
 
     unavailable: int = 0
@@ -160,6 +175,7 @@ class FakeCache(sequence_pb2_grpc.SequenceServiceServicer, page_store_pb2_grpc.P
     corrupt: bool = False
     closed: list[int] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
+    version: str = "9.9.9"
 
     def _refuse(self, context: grpc.ServicerContext) -> None:
         self.calls += 1
@@ -192,6 +208,11 @@ class FakeCache(sequence_pb2_grpc.SequenceServiceServicer, page_store_pb2_grpc.P
         page.sequences.extend(sequence_pb2.Sequence(sequence_id=i) for i in range(first, min(first + 2, 5)))
         return page
 
+    def Stats(self, request: admin_pb2.StatsRequest, context: grpc.ServicerContext) -> admin_pb2.StatsResponse:
+        self._refuse(context)
+        host = admin_pb2.TierStats(tier="host", total_bytes=1000, used_bytes=250, free_bytes=750, failures_corrupt=3)
+        return admin_pb2.StatsResponse(version=self.version, uptime_ms=65_000, tiers=[host], sequences=5, groups=1)
+
     def Close(
         self, request: sequence_pb2.CloseSequenceRequest, context: grpc.ServicerContext
     ) -> sequence_pb2.CloseSequenceResponse:
@@ -222,24 +243,40 @@ def kv_row(position: int) -> np.ndarray:
 
 
 @dataclass
+class FakeHealth(health_pb2_grpc.HealthServicer):
+    """Of both."""
+
+    ready: bool = True
+
+    def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        statuses = health_pb2.HealthCheckResponse
+        return statuses(status=statuses.SERVING if self.ready else statuses.NOT_SERVING)
+
+
+@dataclass
 class FakeServers:
     """Both, on one port."""
 
     worker: FakeWorker
     cache: FakeCache
+    health: FakeHealth
     address: str
 
 
 @contextmanager
 def fake_servers() -> Iterator[FakeServers]:
     server = grpc.server(ThreadPoolExecutor(16))
-    worker, cache = FakeWorker(), FakeCache()
+    worker, cache, health = FakeWorker(), FakeCache(), FakeHealth()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(worker, server)
     sequence_pb2_grpc.add_SequenceServiceServicer_to_server(cache, server)
     page_store_pb2_grpc.add_PageStoreServiceServicer_to_server(cache, server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(cache, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        yield FakeServers(worker, cache, f"127.0.0.1:{port}")
+        yield FakeServers(worker, cache, health, f"127.0.0.1:{port}")
     finally:
         server.stop(None).wait()

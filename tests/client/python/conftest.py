@@ -10,6 +10,9 @@ from client_fakes import FakeServers, fake_servers
 from heavywater import Client
 from heavywater.local import LocalOptions, LocalServers
 
+WORKER_FLAGS = {"kv_dtype": "fp32", "metrics_address": "127.0.0.1:0"}
+CACHE_FLAGS = {"host_bytes": 2 << 30}  # room for a hundred sequences at once
+
 
 @pytest.fixture
 def servers() -> Iterator[FakeServers]:
@@ -35,5 +38,5 @@ def local_servers() -> Iterator[LocalServers]:
     for binary in ("heavywater-cache", "heavywater-worker"):
         if shutil.which(binary) is None:
             pytest.skip(f"{binary} is not on PATH: run through deploy/local/test or deploy/local/run")
-    with LocalServers(LocalOptions(worker_flags={"kv_dtype": "fp32"})) as running:
+    with LocalServers(LocalOptions(worker_flags=WORKER_FLAGS, cache_flags=CACHE_FLAGS)) as running:
         yield running

@@ -34,7 +34,7 @@ def test_the_cpp_lines_are_those_of_the_example() -> None:
 
 
 def test_the_lines_for_engines_use_names_and_arguments_that_exist() -> None:
-    _, code = blocks("python")
+    _, code, _ = blocks("python")
     calls = re.findall(r"engine\.(\w+)\(", code)
     assert calls == ["open", "prompt", "begin", "attend", "end"]
     for name in calls:
@@ -76,7 +76,8 @@ def test_every_link_of_the_readme_leads_somewhere() -> None:
 
 
 def test_the_python_lines_run_as_they_stand(local_servers) -> None:
-    code, _ = blocks("python")  # the second one's server is tested in tests/e2e/test_attention.py
+    # The second one's server is tested in tests/e2e/test_attention.py, the third in tests/client/hf.
+    code, *_ = blocks("python")
     environment = {
         "HEAVYWATER_ADDRESS": local_servers.worker_address,
         "HEAVYWATER_CACHE": local_servers.cache_address,

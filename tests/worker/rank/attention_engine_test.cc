@@ -429,6 +429,33 @@ TEST(AttentionEngineTest, APromptInStepsHoldsAllLayersWholeUntilItsEnd) {
   EXPECT_EQ(memory.kv_gauge().current_bytes, 0);
 }
 
+TEST(AttentionEngineTest, AnEngineThatBringsRowsHoldsNoneAndTakesNoneFromTheHost) {
+  const auto backend = CreateReferenceBackend();
+  const auto ranks = CreateLocalGroup(1, absl::Seconds(1));
+  RankCacheOptions options{.shape = {.num_layers = 1,
+                                     .num_query_heads = 1,
+                                     .num_kv_heads = 1,
+                                     .total_kv_heads = 1,
+                                     .total_query_heads = 1,
+                                     .head_dim = 8}};
+  const auto holds = RankCache::Create(options, *backend, nullptr);
+  options.brings_rows = true;
+  const auto brings = RankCache::Create(options, *backend, nullptr);
+  ASSERT_TRUE(holds.ok() && brings.ok());
+  EXPECT_GE((*holds)->memory().reserved_bytes(),
+            (*brings)->memory().reserved_bytes() + 4 * 512 * 8 * int64_t{sizeof(float)});
+
+  AttentionEngine engine(**brings, *ranks[0]);
+  ASSERT_TRUE(engine.Open(1, TestSequence(Policy::kFull, Scope::kLayer, 0, 0, 1)).ok());
+  const EngineItem item{.sequence = 1, .phase = EnginePhase::kPromptLast};
+  ASSERT_TRUE(engine.Begin({&item, 1}).ok());
+  std::vector<float> row(8, 1);
+  const absl::Status status =
+      engine.AttendHost(0, {.queries = row, .keys = row, .values = row, .out = row});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("brings_rows"));
+}
+
 TEST(AttentionEngineTest, ASequenceThatOneRankCannotOpenIsOpenOnNone) {
   std::vector<FlakyHostTier> tiers(2);
   TestGroupOptions options{.world_size = 2};

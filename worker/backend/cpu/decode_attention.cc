@@ -1,6 +1,7 @@
 #include "worker/backend/cpu/decode_attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -54,8 +55,9 @@ struct DecodeAttention::Unit {
   // several, with recall. Else each is alone.
   Unit* leader = nullptr;
   int num_units = 1;               // the leader's
-  int64_t blocks_left = 0;         // the leader's; guarded by DecodeAttention::mutex_
+  int64_t blocks_left = 0;         // the leader's; atomic
   std::optional<Scratch> scratch;  // from the first block's start to the merge
+  bool started = false;            // there is scratch, and its queries; atomic
 
   // The row's token within the item.
   int64_t TokenOf(const KvShape& shape, int row) const {
@@ -199,6 +201,8 @@ void DecodeAttention::PrepareScratch(const KvShape& shape, const AttendParams& p
 
 // The first block of a unit takes scratch and prepares the queries.
 void DecodeAttention::StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit) {
+  std::atomic_ref<bool> started(unit.started);
+  if (started.load(std::memory_order_acquire)) return;
   MutexLock lock(&mutex_);
   if (unit.scratch.has_value()) return;
   HW_CHECK(!free_.empty());
@@ -218,11 +222,13 @@ void DecodeAttention::StartBlock(const KvShape& shape, const AttendParams& param
   }
   scratch.rows.queries = queries;
   scratch.rows.num_rows = unit.num_rows;
+  started.store(true, std::memory_order_release);
 }
 
+// Whoever finishes the last one sees what the others have written.
 bool DecodeAttention::FinishBlock(Unit& unit) {
-  MutexLock lock(&mutex_);
-  return --unit.leader->blocks_left == 0;
+  std::atomic_ref<int64_t> blocks_left(unit.leader->blocks_left);
+  return blocks_left.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
 void DecodeAttention::Release(Unit& unit) {

@@ -56,7 +56,6 @@ uint64_t KeyOf(const PickCandidate& candidate) {
          ~static_cast<uint32_t>(candidate.position);
 }
 Position PositionOf(uint64_t key) { return static_cast<Position>(~static_cast<uint32_t>(key)); }
-float ValueOf(uint64_t key) { return std::bit_cast<float>(static_cast<uint32_t>(key >> 32)); }
 
 }  // namespace
 
@@ -66,8 +65,8 @@ void Picker::Prepare(const PickerQuery& query) {
   const int64_t num_heads = static_cast<int64_t>(query.queries.size());
   const int64_t num_chosen = PaddedRow(sketch.channels);
   const int64_t num_others = PaddedRow(sketch.head_dim - sketch.channels);
-  floats_.assign(num_heads * (num_chosen + num_others + 3), 0.0f);
-  ints_.resize(num_heads * (kSketchBlock + 1));
+  floats_.assign(num_heads * (num_chosen + num_others + 5), 0.0f);
+  sums_.resize(num_heads * kSketchBlock);
   weights_.resize(num_heads * num_chosen);
   float* chosen = floats_.data();
   float* others = chosen + num_heads * num_chosen;
@@ -90,19 +89,30 @@ void Picker::Prepare(const PickerQuery& query) {
   scan_.lse = lse;
   scan_.constants = lse + num_heads;
   scan_.units = lse + 2 * num_heads;
-  scan_.sums = ints_.data();
-  scan_.thresholds = scan_.sums + num_heads * kSketchBlock;
+  scan_.offsets = lse + 3 * num_heads;
+  scan_.slopes = lse + 4 * num_heads;
+  scan_.sums = sums_.data();
   scan_.weights = weights_.data();
 }
 
-// What falls behind max_picks candidates can never be picked; later ones must
-// reach the last of these.
-void Picker::KeepBest(int64_t max_picks, float& least) {
+void Picker::Add(std::span<const PickCandidate> found, int64_t max_picks) {
+  for (const PickCandidate& candidate : found) {
+    if (threshold_.Count(candidate.value)) best_.push_back(KeyOf(candidate));
+  }
+  // Many equal values are one bucket of the threshold's: it may not rise any further.
+  const int64_t many = 4 * max_picks + static_cast<int64_t>(candidates_.size());
+  if (static_cast<int64_t>(best_.size()) > many) Trim(max_picks);
+}
+
+// Leaves the best, in their order.
+void Picker::Trim(int64_t max_picks) {
+  const uint64_t reached = uint64_t{std::bit_cast<uint32_t>(threshold_.least())} << 32;
+  std::erase_if(best_, [&](uint64_t key) { return key < reached; });
   if (static_cast<int64_t>(best_.size()) <= max_picks) return;
-  const auto last = best_.begin() + max_picks - 1;
-  std::nth_element(best_.begin(), last, best_.end(), std::greater<>());
-  least = std::max(least, ValueOf(*last));
-  best_.resize(max_picks);
+  ranked_ = best_;
+  const auto last = ranked_.begin() + max_picks - 1;
+  std::nth_element(ranked_.begin(), last, ranked_.end(), std::greater<>());
+  std::erase_if(best_, [&](uint64_t key) { return key < *last; });
 }
 
 void Picker::Pick(const ScanKernels& kernels, const PickerQuery& query,
@@ -116,19 +126,16 @@ void Picker::Pick(const ScanKernels& kernels, const PickerQuery& query,
   const int64_t max_picks = std::min(recall.max_picks, recall.num_pages * page_tokens);
   candidates_.resize(page_tokens);
   best_.clear();
-  float least = std::max(recall.min_share, std::numeric_limits<float>::min());
+  threshold_.Start(max_picks, std::max(recall.min_share, std::numeric_limits<float>::min()));
   ForPages(query, set, [&](int64_t page, const uint16_t* words) {
     scan_.next = SketchAfter(query, page);
     const int64_t found = kernels.find_candidates(scan_, SketchOf(query, page), words,
-                                                  static_cast<Position>(page * page_tokens), least,
-                                                  candidates_.data());
-    for (int64_t i = 0; i < found; ++i) best_.push_back(KeyOf(candidates_[i]));
-    if (static_cast<int64_t>(best_.size()) > 2 * max_picks) KeepBest(max_picks, least);
+                                                  static_cast<Position>(page * page_tokens),
+                                                  threshold_.least(), candidates_.data());
+    Add({candidates_.data(), static_cast<size_t>(found)}, max_picks);
   });
-  KeepBest(max_picks, least);
-  const auto begin = static_cast<int64_t>(picks.size());
+  Trim(max_picks);
   for (const uint64_t key : best_) picks.push_back(PositionOf(key));
-  std::sort(picks.begin() + begin, picks.end());
 }
 
 float Picker::MissingShare(const ScanKernels& kernels, const PickerQuery& query,

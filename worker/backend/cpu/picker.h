@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "worker/backend/cpu/pick_threshold.h"
 #include "worker/backend/cpu/scan_kernels.h"
 #include "worker/backend/recall.h"
 
@@ -33,14 +34,17 @@ class Picker {
 
  private:
   void Prepare(const PickerQuery& query);
-  void KeepBest(int64_t max_picks, float& least);
+  void Add(std::span<const PickCandidate> found, int64_t max_picks);
+  void Trim(int64_t max_picks);
 
   ScanQuery scan_;
   std::vector<float> floats_;
-  std::vector<int32_t> ints_;
+  std::vector<int32_t> sums_;
   std::vector<int8_t> weights_;
   std::vector<PickCandidate> candidates_;  // of a page
-  std::vector<uint64_t> best_;             // candidates in one word each
+  PickThreshold threshold_;
+  std::vector<uint64_t> best_;  // candidates in one word each, positions ascending
+  std::vector<uint64_t> ranked_;
   std::vector<uint16_t> unpicked_;
   std::vector<double> mass_;
 };

@@ -194,11 +194,10 @@ HWY_INLINE void SumPart(const uint8_t* codes, int channels, const int8_t* weight
   }
 }
 
-// query.sums of one block; bit i of the result: some head's sum at position i
-// reaches the head's threshold.
-uint32_t SumBlock(const ScanQuery& query, const uint8_t* codes) {
+// query.sums of one block. Calls visit(head, part, its sums) for each.
+template <class Visit>
+HWY_INLINE void SumBlock(const ScanQuery& query, const uint8_t* codes, const Visit& visit) {
   const int64_t stride = PaddedRow(query.sketch.channels);
-  uint32_t reached = 0;
   ForHeads(query.num_heads, [&](auto heads, int first_head) HWY_ATTR {
     for (int part = 0; part < kParts; ++part) {
       ByteProducts sums[heads()];
@@ -207,16 +206,10 @@ uint32_t SumBlock(const ScanQuery& query, const uint8_t* codes) {
       for (int h = 0; h < heads(); ++h) {
         const int head = first_head + h;
         hn::StoreU(sums[h].sum(), kInts, query.sums + head * kSketchBlock + part * kLanes);
-        const auto below = hn::Lt(sums[h].sum(), hn::Set(kInts, query.thresholds[head]));
-        uint8_t bits[8] = {};
-        hn::StoreMaskBits(kInts, hn::Not(below), bits);
-        uint32_t mask;
-        std::memcpy(&mask, bits, sizeof(mask));
-        reached |= mask << (part * kLanes);
+        visit(head, part, sums[h].sum());
       }
     }
   });
-  return reached;
 }
 
 // Estimated shares of the part's positions, from query.sums.
@@ -233,46 +226,53 @@ HWY_INLINE float Margin(const ScanQuery& query, int head) {
   return 1e-3f + 1e-5f * (std::abs(query.lse[head]) + std::abs(query.constants[head]));
 }
 
-// Bit i: the part's position i may have estimated shares whose sum over the heads is at
-// least `total`. Powers of two by their chords, at most 6.2 % too large: exponents with 7
-// bits of fraction are a float's upper half, and come out of a sum with 1.5 * 2^23.
-HWY_INLINE uint32_t MayReach(const ScanQuery& query, float total, int part) {
-  constexpr float kLog2E = 0x1.715476p0f;
-  constexpr float kOne = 128;
-  constexpr float kMagic = 0x1.8p23f;
-  const VF least = hn::Set(kFloats, kMagic);
-  const VF largest = hn::Set(kFloats, kMagic + 254 * kOne);
-  VF sum = hn::Zero(kFloats);
+// Shares by chords of the powers of two, at most 6.2 % too large, never too small: an exponent
+// with 7 bits of fraction is a float's upper half. These come out of a sum with 1.5 * 2^23.
+constexpr float kLog2E = 0x1.715476p0f;
+constexpr float kChordOne = 128;
+constexpr float kChordMagic = 0x1.8p23f;
+// Float errors of the chords' sum stay below this.
+constexpr float kChordSlack = 0.98f;
+
+void SetChords(const ScanQuery& query) {
   for (int head = 0; head < query.num_heads; ++head) {
     const float constant = query.constants[head] - query.lse[head] + Margin(query, head);
-    const VF offset = hn::Set(kFloats, (constant * kLog2E + 127.0f) * kOne + kMagic);
-    const VF slope = hn::Set(kFloats, query.units[head] * kLog2E * kOne);
-    const VI sums = hn::LoadU(kInts, query.sums + head * kSketchBlock + part * kLanes);
-    const VF shifted = hn::MulAdd(slope, hn::ConvertTo(kFloats, sums), offset);
-    const VF inside = hn::Min(hn::Max(shifted, least), largest);
-    sum = hn::Add(sum, hn::BitCast(kFloats, hn::ShiftLeft<16>(hn::BitCast(kInts, inside))));
+    query.offsets[head] = (constant * kLog2E + 127.0f) * kChordOne + kChordMagic;
+    query.slopes[head] = query.units[head] * kLog2E * kChordOne;
   }
-  uint8_t bits[8] = {};
-  hn::StoreMaskBits(kFloats, hn::Ge(sum, hn::Set(kFloats, 0.98f * total)), bits);
-  uint32_t mask;
-  std::memcpy(&mask, bits, sizeof(mask));
-  return mask << (part * kLanes);
 }
 
-// The mean over heads is at least `least` only where one head's share is: sums
-// below this cannot be. Float errors are far smaller than the margin.
-void SetThresholds(const ScanQuery& query, float least) {
-  const float log_least = std::log(least);
-  for (int head = 0; head < query.num_heads; ++head) {
-    const float lse = query.lse[head];
-    const float needed = lse + log_least - Margin(query, head) - query.constants[head];
-    if (query.units[head] == 0) {
-      query.thresholds[head] = needed > 0 ? 1 : 0;  // all sums are 0
-      continue;
-    }
-    const float sum = needed / query.units[head];
-    query.thresholds[head] = static_cast<int32_t>(HWY_MIN(HWY_MAX(sum, -1e9f), 1e9f)) - 1;
+HWY_INLINE VF ChordShares(const ScanQuery& query, int head, VI sums) {
+  const VF least = hn::Set(kFloats, kChordMagic);
+  const VF largest = hn::Set(kFloats, kChordMagic + 254 * kChordOne);
+  const VF shifted = hn::MulAdd(hn::Set(kFloats, query.slopes[head]), hn::ConvertTo(kFloats, sums),
+                                hn::Set(kFloats, query.offsets[head]));
+  const VF inside = hn::Min(hn::Max(shifted, least), largest);
+  return hn::BitCast(kFloats, hn::ShiftLeft<16>(hn::BitCast(kInts, inside)));
+}
+
+HWY_INLINE uint32_t BitsOf(hn::Mask<DF> mask) {
+#if HWY_TARGET == HWY_AVX2
+  return static_cast<uint32_t>(_mm256_movemask_ps(hn::VecFromMask(kFloats, mask).raw));
+#else
+  return mask.raw;
+#endif
+}
+
+// query.sums of one block; bit i of the result: the estimated shares of position i may
+// have a sum over the heads of at least `total`.
+HWY_INLINE uint32_t MayReach(const ScanQuery& query, const uint8_t* codes, float total) {
+  VF shares[kParts];
+  for (VF& of_part : shares) of_part = hn::Zero(kFloats);
+  SumBlock(query, codes, [&](int head, int part, VI sums) HWY_ATTR {
+    shares[part] = hn::Add(shares[part], ChordShares(query, head, sums));
+  });
+  uint32_t reaching = 0;
+  for (int part = 0; part < kParts; ++part) {
+    const auto enough = hn::Ge(shares[part], hn::Set(kFloats, kChordSlack * total));
+    reaching |= BitsOf(enough) << (part * kLanes);
   }
+  return reaching;
 }
 
 // A share of the next page's bytes, fetched at a block of this one: pages lie apart, so
@@ -291,7 +291,8 @@ HWY_INLINE void FetchNext(const ScanQuery& query, int block) {
 int64_t FindCandidates(const ScanQuery& query, const std::byte* bytes, const uint16_t* positions,
                        Position first, float least, PickCandidate* to) {
   const SketchPage page = WeighPage(query, bytes);
-  SetThresholds(query, least);
+  SetChords(query);
+  const float total = least * static_cast<float>(query.num_heads);
   const int64_t block_bytes = int64_t{query.sketch.channels} / 2 * kSketchBlock;
   const VF per_head = hn::Set(kFloats, static_cast<float>(query.num_heads));
   HWY_ALIGN float values[kSketchBlock];
@@ -299,13 +300,7 @@ int64_t FindCandidates(const ScanQuery& query, const std::byte* bytes, const uin
   for (int block = 0; block < query.sketch.page_tokens / kSketchBlock; ++block) {
     FetchNext(query, block);
     if (positions[block] == 0) continue;
-    uint32_t left = SumBlock(query, page.codes + block * block_bytes) & positions[block];
-    if (left == 0) continue;
-    uint32_t reaching = 0;
-    for (int part = 0; part < kParts; ++part) {
-      reaching |= MayReach(query, least * static_cast<float>(query.num_heads), part);
-    }
-    left &= reaching;
+    uint32_t left = MayReach(query, page.codes + block * block_bytes, total) & positions[block];
     if (left == 0) continue;
     for (int part = 0; part < kParts; ++part) {
       VF sum = hn::Zero(kFloats);
@@ -326,11 +321,10 @@ void AddMass(const ScanQuery& query, const std::byte* bytes, const uint16_t* pos
              double* mass) {
   const SketchPage page = WeighPage(query, bytes);
   const int64_t block_bytes = int64_t{query.sketch.channels} / 2 * kSketchBlock;
-  for (int head = 0; head < query.num_heads; ++head) query.thresholds[head] = 0;  // not used
   for (int block = 0; block < query.sketch.page_tokens / kSketchBlock; ++block) {
     FetchNext(query, block);
     if (positions[block] == 0) continue;
-    SumBlock(query, page.codes + block * block_bytes);
+    SumBlock(query, page.codes + block * block_bytes, [](int, int, VI) HWY_ATTR {});
     for (int part = 0; part < kParts; ++part) {
       uint8_t bits[8] = {};
       std::memcpy(bits, reinterpret_cast<const uint8_t*>(positions + block) + part, 2 - part);

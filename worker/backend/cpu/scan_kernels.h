@@ -23,11 +23,12 @@ struct ScanQuery {
   const float* lse = nullptr;       // [num_heads] what estimated logits are relative to
   const std::byte* next = nullptr;  // the page that is scanned next: fetched; or null
   // Workspace.
-  float* constants = nullptr;     // [num_heads]
-  float* units = nullptr;         // [num_heads]
-  int32_t* thresholds = nullptr;  // [num_heads]
-  int8_t* weights = nullptr;      // [num_heads][PaddedRow(channels)]
-  int32_t* sums = nullptr;        // [num_heads][kSketchBlock]
+  float* constants = nullptr;  // [num_heads]
+  float* units = nullptr;      // [num_heads]
+  float* offsets = nullptr;    // [num_heads]
+  float* slopes = nullptr;     // [num_heads]
+  int8_t* weights = nullptr;   // [num_heads][PaddedRow(channels)]
+  int32_t* sums = nullptr;     // [num_heads][kSketchBlock]
 };
 
 struct PickCandidate {

@@ -6,14 +6,18 @@ import sys
 
 import typer
 
+from heavywater.cli.chat import chat
 from heavywater.cli.diff import diff
+from heavywater.cli.doctor import doctor
 from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
+from heavywater.cli.http import http
 from heavywater.cli.inspect import inspect
 from heavywater.cli.load import load
 from heavywater.cli.plan_memory import plan_memory_command
 from heavywater.cli.serve import serve
 from heavywater.cli.soak import soak_command
+from heavywater.cli.top import top
 from heavywater.errors import HeavywaterError
 from heavywater.local import exit_on_signals
 from heavywater.server_process import ServerError
@@ -21,9 +25,13 @@ from heavywater.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(generate)
+app.command()(chat)
 app.command()(inspect)
+app.command()(top)
 app.command()(diff)
 app.command()(serve)
+app.command()(http)
+app.command()(doctor)
 app.command()(load)
 app.command("soak")(soak_command)
 app.command("plan-memory")(plan_memory_command)

@@ -14,13 +14,13 @@ from heavywater.soak import NEW_TOKENS, SEQUENCE_LEASE_MS, soak
 
 
 def soak_command(
-    kills: Annotated[int, typer.Option(min=1, help="Generations, in each of which one worker is killed.")] = 50,
+    kills: Annotated[int, typer.Option(min=1, help="Generations, in each of which one process is killed.")] = 50,
     ranks: Annotated[int, typer.Option(min=1, help="Tensor-parallel workers.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the moments and ranks.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the moments and processes.")] = 1,
     new_tokens: Annotated[int, typer.Option(min=8, help="Of each generation.")] = NEW_TOKENS,
     as_json: Json = False,
 ) -> None:
-    """Kill workers (kill -9) in the middle of generations; every text must come out as without."""
+    """Kill workers and the cache service (kill -9) in the middle of generations; texts must come out as without."""
     log = Console(stderr=True)
     options = LocalOptions(ranks=ranks, cache_flags={"sequence_lease_ms": SEQUENCE_LEASE_MS}, supervise=True)
     with LocalServers(options) as servers:

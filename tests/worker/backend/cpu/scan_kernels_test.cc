@@ -49,13 +49,14 @@ struct Scan {
     query.chosen = chosen.data();
     query.others = others.data();
     query.lse = lse.data();
-    floats.resize(2 * heads);
-    ints.resize(heads * (kSketchBlock + 1));
+    floats.resize(4 * heads);
+    sums.resize(heads * kSketchBlock);
     weights.resize(heads * num_chosen);
     query.constants = floats.data();
     query.units = query.constants + heads;
-    query.sums = ints.data();
-    query.thresholds = query.sums + heads * kSketchBlock;
+    query.offsets = query.units + heads;
+    query.slopes = query.offsets + heads;
+    query.sums = sums.data();
     query.weights = weights.data();
   }
 
@@ -67,7 +68,7 @@ struct Scan {
   std::vector<float> others;
   std::vector<float> lse;
   std::vector<float> floats;
-  std::vector<int32_t> ints;
+  std::vector<int32_t> sums;
   std::vector<int8_t> weights;
   ScanQuery query;
 };

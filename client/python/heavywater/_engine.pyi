@@ -1,0 +1,108 @@
+# The compiled module (worker/python); heavywater.engine documents it.
+from enum import Enum
+from typing import Any
+
+class RecallOptions:
+    enabled: bool
+    all: bool
+    recall_tokens: int
+    min_share: float
+    sketch_channels: int
+    promote_candidates: int
+
+class PolicyOptions:
+    policy: str
+    scope: str
+    heavy_tokens: int
+    recent_tokens: int
+    heavy_ratio: float
+    recent_ratio: float
+    sink_tokens: int
+    min_budget_tokens: int
+    window: int
+    pool_kernel: int
+    plan_interval_steps: int
+    decay: float
+    exposure: float
+    history_window: int
+    pyramid_beta: float
+    pooled_seeds: bool
+    device_ratio: float
+    @property
+    def recall(self) -> RecallOptions: ...
+
+def preset(name: str) -> PolicyOptions: ...
+
+class Phase(Enum):
+    PROMPT = ...
+    PROMPT_LAST = ...
+    DECODE = ...
+
+class SequenceStats:
+    @property
+    def budget_tokens(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def tokens_seen(self) -> int: ...
+    @property
+    def tokens_resident(self) -> int: ...
+    @property
+    def tokens_demoted(self) -> int: ...
+    @property
+    def tokens_dropped(self) -> int: ...
+    @property
+    def plans(self) -> int: ...
+    @property
+    def device_bytes(self) -> int: ...
+    @property
+    def peak_device_bytes(self) -> int: ...
+    @property
+    def host_bytes(self) -> int: ...
+    @property
+    def recall_reads(self) -> int: ...
+    @property
+    def promoted(self) -> int: ...
+    @property
+    def mass_missing(self) -> float: ...
+
+class LocalDevice:
+    def __init__(self, num_threads: int, target: str, host_memory_bytes: int) -> None: ...
+    @property
+    def host_bytes(self) -> int: ...
+
+class LocalEngine:
+    def __init__(
+        self,
+        device: LocalDevice,
+        num_layers: int,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        page_tokens: int,
+        attention_scale: float,
+        max_step_tokens: int,
+        device_memory_bytes: int,
+    ) -> None: ...
+    def open(
+        self,
+        sequence: int,
+        policy: PolicyOptions,
+        prompt_tokens: int,
+        max_tokens: int,
+        prompt_in_steps: bool,
+        drop_when_host_full: bool,
+    ) -> None: ...
+    def close(self, sequence: int, /) -> None: ...
+    def begin(self, items: list[tuple[int, Phase, int, int]]) -> None: ...
+    def attend(self, layer: int, queries: Any, keys: Any, values: Any, out: Any) -> None: ...
+    def end(self) -> None: ...
+    def abandon(self) -> None: ...
+    def stats(self, sequence: int, /) -> SequenceStats: ...
+    def kept(self, sequence: int) -> list[tuple[int, int, list[int], list[int]]]: ...
+    def read_kv(self, sequence: int, layer: int, kv_head: int, position: int) -> bytes: ...
+    @property
+    def kv_bytes(self) -> int: ...
+    @property
+    def peak_kv_bytes(self) -> int: ...

@@ -1,0 +1,1 @@
+"""Looks for what would keep Heavywater from running here, or from being reached."""

@@ -1,0 +1,178 @@
+"""The worker library in this process: attention over a bounded cache, for a caller that brings its own Q, K and V.
+
+    device = LocalDevice(num_threads=2)
+    shape = AttentionShape(num_layers=2, num_query_heads=4, num_kv_heads=2, head_dim=64, dtype="fp32")
+    engine = AttentionEngine(device, shape)
+    engine.open(1, preset("h2o"), prompt_tokens=100, max_tokens=200)
+    engine.begin([EngineItem(1, Phase.PROMPT_LAST, 0, 100)])
+    for layer in range(2):
+        engine.attend(layer, q[layer], k[layer], v[layer], out[layer])  # [100, heads, 64], float32
+    engine.end()
+
+A step is `begin`, `attend` for each layer in order, `end`. Every call raises HeavywaterError: one that is refused
+(INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, OUT_OF_RANGE) changes nothing. More in
+worker/rank/attention_engine.h.
+
+Arrays: C-contiguous float32 in host memory, of anything that speaks DLPack or the buffer protocol (numpy, torch).
+They are used where they lie: read once by `attend`, which stores K and V as `shape.dtype` says. Other types and strides
+are refused with TypeError and not converted in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from heavywater._engine import LocalDevice as _LocalDevice
+from heavywater._engine import LocalEngine as _LocalEngine
+from heavywater._engine import Phase, PolicyOptions, RecallOptions, SequenceStats, preset
+from heavywater.attention_types import AttentionShape
+
+__all__ = [
+    "AttentionEngine",
+    "AttentionShape",
+    "EngineItem",
+    "KeptSet",
+    "LocalDevice",
+    "Phase",
+    "PolicyOptions",
+    "RecallOptions",
+    "SequenceStats",
+    "preset",
+]
+
+DEFAULT_HOST_MEMORY_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class EngineItem:
+    """New tokens of one sequence in a step."""
+
+    sequence: int
+    phase: Phase
+    first_position: int  # must be the number of tokens that the sequence has taken in
+    num_tokens: int = 1
+
+
+@dataclass(frozen=True)
+class KeptSet:
+    """What one layer keeps on the device: `kv_head` -1 where all heads share the set."""
+
+    layer: int
+    kv_head: int
+    positions: npt.NDArray[np.int64]  # ascending
+    scores: npt.NDArray[np.int64]  # of each, attention mass in units of 2^-32
+
+
+class LocalDevice:
+    """The CPU and the host memory that engines of this process share; their calls take turns."""
+
+    def __init__(
+        self, *, num_threads: int = 1, target: str = "best", host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES
+    ) -> None:
+        """`target`: "best", "avx2" or "avx512". `host_memory_bytes` limits what holds demoted tokens, of all engines;
+        with 0 nothing is demoted: what leaves the device is dropped."""
+        self._device = _LocalDevice(num_threads, target, host_memory_bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the pages that sequences have reserved."""
+        return self._device.host_bytes
+
+
+class AttentionEngine:
+    """One rank with all heads of a model. Sequences of all engines of a device have different ids, above 0."""
+
+    def __init__(
+        self,
+        device: LocalDevice,
+        shape: AttentionShape,
+        *,
+        attention_scale: float = 0.0,
+        page_tokens: int = 256,
+        max_step_tokens: int = 512,
+        device_memory_bytes: int = 0,
+    ) -> None:
+        """`attention_scale` of the logits, 0: 1 / sqrt(head_dim). `max_step_tokens`: rows of a step, but for a prompt
+        that is alone. `device_memory_bytes`: a limit that sequences are admitted under, 0: none."""
+        self.shape = shape
+        self._engine = _LocalEngine(
+            device._device,
+            num_layers=shape.num_layers,
+            num_query_heads=shape.num_query_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=shape.dtype,
+            page_tokens=page_tokens,
+            attention_scale=attention_scale,
+            max_step_tokens=max_step_tokens,
+            device_memory_bytes=device_memory_bytes,
+        )
+
+    def open(
+        self,
+        sequence: int,
+        policy: PolicyOptions,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        prompt_in_steps: bool = False,
+        drop_when_host_full: bool = False,
+    ) -> None:
+        """Admits a sequence of `prompt_tokens` and at most `max_tokens` in all. `prompt_in_steps`: its prompt comes in
+        several steps, PROMPT and at last PROMPT_LAST, and all layers stay whole until then. RESOURCE_EXHAUSTED names
+        need and limit."""
+        self._engine.open(sequence, policy, prompt_tokens, max_tokens, prompt_in_steps, drop_when_host_full)
+
+    def close(self, sequence: int) -> None:
+        """Frees what the sequence holds, its pages in host memory included."""
+        self._engine.close(sequence)
+
+    def begin(self, items: Sequence[EngineItem]) -> None:
+        """Begins a step; rows of `attend` are the items', in their order."""
+        self._engine.begin([(item.sequence, item.phase, item.first_position, item.num_tokens) for item in items])
+
+    def attend(self, layer: int, queries: Any, keys: Any, values: Any, out: Any) -> None:
+        """Appends the layer's K and V, attends, writes `out`.
+
+        `queries`, `out`: [rows, query heads, head_dim]; `keys`, `values`: [rows, KV heads, head_dim]; rotated where the
+        model rotates. A prompt that is alone may bring its rows in several calls."""
+        self._engine.attend(layer, queries, keys, values, out)
+
+    def end(self) -> None:
+        """Ends the step and plans. Raises what the first failing item failed with: its sequence is as before the step
+        (a prompt cannot go on), the others have gone on."""
+        self._engine.end()
+
+    def abandon(self) -> None:
+        """Ends a step early: no sequence has advanced; prompts in it cannot go on. Nothing outside a step."""
+        self._engine.abandon()
+
+    def stats(self, sequence: int) -> SequenceStats:
+        """Tokens seen, resident, demoted and dropped, bytes, recall."""
+        return self._engine.stats(sequence)
+
+    def kept(self, sequence: int) -> list[KeptSet]:
+        """The residents of every layer and set, once the prompt has ended."""
+        return [
+            KeptSet(layer, kv_head, np.asarray(positions, np.int64), np.asarray(scores, np.int64))
+            for layer, kv_head, positions, scores in self._engine.kept(sequence)
+        ]
+
+    def read_kv(self, sequence: int, layer: int, kv_head: int, position: int) -> bytes:
+        """K and then V of one position, resident or demoted, as stored."""
+        return self._engine.read_kv(sequence, layer, kv_head, position)
+
+    @property
+    def kv_bytes(self) -> int:
+        """On the device now: slots, scores, tables, sketches, and a running prompt's whole layer."""
+        return self._engine.kv_bytes
+
+    @property
+    def peak_kv_bytes(self) -> int:
+        """The most that `kv_bytes` has been."""
+        return self._engine.peak_kv_bytes

@@ -1,0 +1,119 @@
+"""`attach`: one line in a script that uses Transformers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from heavywater.engine import DEFAULT_HOST_MEMORY_BYTES, LocalDevice
+from heavywater.hf.attention import NAME, register
+from heavywater.hf.cache import HeavywaterCache
+from heavywater.hf.models import UnsupportedModelError, check_supported, context_limit
+from heavywater.hf.policy import policy_options
+from heavywater.hf.rows import RowsOptions
+
+
+def attach(
+    model: Any,
+    *,
+    policy: str = "snapkv_h2o",
+    max_tokens: int | None = None,
+    host_memory_bytes: int | None = None,
+    device_memory_bytes: int = 0,
+    num_threads: int | None = None,
+    kv_dtype: str | None = None,
+    max_step_tokens: int = 2048,
+    page_tokens: int = 256,
+    **options: Any,
+) -> HeavywaterCache:
+    """Lets `model` attend through a cache of fixed size, and makes such a cache.
+
+    `policy`: a preset ("full", "h2o", "snapkv_h2o", "recall", ...), changed by heavy_ratio, recent_ratio (of the
+    prompt), heavy_tokens, recent_tokens, recall (True or "all") and further options (heavywater.hf.policy).
+    `max_tokens`: of a row, all turns together; None: the model's context. `host_memory_bytes` for tokens that have left
+    the device; None: 4 GiB with recall, else none. `device_memory_bytes`: a limit for each row, 0: none. `num_threads`:
+    of attention, None: torch's. `kv_dtype`: "fp32", "bf16" or "fp16", None: as the model's. `max_step_tokens`: the most
+    tokens of a later turn.
+
+    The model works as before without such a cache. UnsupportedModelError names a model that cannot be served.
+    """
+    check_supported(model)
+    register()
+    model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise UnsupportedModelError(f"{type(model).__name__} does not take another attention implementation")
+    announce_prompts(model)
+    return make_cache(
+        model.config,
+        policy=policy,
+        max_tokens=max_tokens,
+        host_memory_bytes=host_memory_bytes,
+        device_memory_bytes=device_memory_bytes,
+        num_threads=num_threads,
+        kv_dtype=kv_dtype,
+        max_step_tokens=max_step_tokens,
+        page_tokens=page_tokens,
+        **options,
+    )
+
+
+def make_cache(
+    config: Any,
+    *,
+    policy: str,
+    max_tokens: int | None = None,
+    host_memory_bytes: int | None = None,
+    device_memory_bytes: int = 0,
+    num_threads: int | None = None,
+    kv_dtype: str | None = None,
+    max_step_tokens: int = 2048,
+    page_tokens: int = 256,
+    **options: Any,
+) -> HeavywaterCache:
+    """A cache for a model with this configuration; arguments as of `attach`."""
+    chosen = policy_options(policy, **options)
+    if host_memory_bytes is None:
+        host_memory_bytes = DEFAULT_HOST_MEMORY_BYTES if chosen.recall.enabled else 0
+    device = LocalDevice(num_threads=num_threads or torch.get_num_threads(), host_memory_bytes=host_memory_bytes)
+    rows = RowsOptions(
+        policy=chosen,
+        num_layers=config.num_hidden_layers,
+        max_tokens=max_tokens or context_limit(config),
+        max_step_tokens=max_step_tokens,
+        page_tokens=page_tokens,
+        device_memory_bytes=device_memory_bytes,
+        kv_dtype=kv_dtype,
+    )
+    return HeavywaterCache(device, rows)
+
+
+def announce_prompts(model: Any) -> None:
+    """From now on `model.generate` tells a HeavywaterCache how long the prompt is, which chunks do not."""
+    generate = model.generate
+    if getattr(generate, "_heavywater", False):
+        return
+
+    @functools.wraps(generate)
+    def announcing(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        announce_prompt(inputs, kwargs)
+        return generate(inputs, *args, **kwargs)
+
+    announcing._heavywater = True  # type: ignore[attr-defined]
+    model.generate = announcing
+
+
+def announce_prompt(inputs: Any, kwargs: dict[str, Any]) -> None:
+    """From the arguments of `generate`; refuses what a HeavywaterCache cannot do before anything runs."""
+    cache = kwargs.get("past_key_values", kwargs.get("cache"))
+    if not isinstance(cache, HeavywaterCache):
+        return
+    cache.check_usable()
+    config = kwargs.get("generation_config")
+    if (kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1) > 1:
+        raise NotImplementedError("beam search reorders the cache, which a HeavywaterCache cannot; want num_beams=1")
+    for prompt in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
+        if prompt is not None:
+            cache.expect_prompt(prompt.shape[1])
+            return

@@ -1,0 +1,174 @@
+"""The cache that Transformers is given: its layers hold nothing, the engines of BatchRows hold all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from heavywater.engine import KeptSet, LocalDevice
+from heavywater.hf.rows import BatchRows, RowsOptions
+
+# On a K that `update` returned: the layer whose attention it is for.
+LAYER_OF_KEYS = "_heavywater_layer"
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """All rows of the batch together; tokens without padding, residents as the mean over layers."""
+
+    tokens_seen: int
+    tokens_resident: int
+    tokens_demoted: int
+    tokens_dropped: int
+    kv_bytes: int  # on the device now: slots, scores, tables, sketches
+    peak_kv_bytes: int  # the prompt's whole layer included; summed over the rows' peaks
+    host_bytes: int  # pages of demoted tokens
+    recall_reads: int
+    promoted: int
+
+
+class HeavywaterCache(Cache):  # type: ignore[misc]
+    """A cache of fixed size on the device. Made by `attach`; one batch at a time, `reset()` begins another.
+
+    `get_seq_length` counts tokens seen (padding included), `get_mask_sizes` residents. Beams and cropping are refused:
+    what a policy has forgotten cannot be brought back by either.
+    """
+
+    def __init__(self, device: LocalDevice, options: RowsOptions) -> None:
+        self._rows = BatchRows(device, options)
+        self._broken: str | None = None
+        super().__init__(layers=[HeavywaterLayer(self, layer) for layer in range(options.num_layers)])
+
+    def expect_prompt(self, columns: int) -> None:
+        """Says how long the prompt is, padding included, where it comes in chunks: budgets are ratios of it.
+
+        `generate` of a model that was attached says so itself. Only for an empty cache; nothing otherwise."""
+        if self._rows.columns == 0 and not self._rows.in_step:
+            self._rows.prompt_columns = columns
+
+    def attend(self, layer: int, queries: Any, keys: Any, values: Any, padding: Any, scale: float) -> Any:
+        """What the attention function calls; as BatchRows.attend()."""
+        self.check_usable()
+        try:
+            return self._rows.attend(layer, queries, keys, values, padding, scale)
+        except BaseException as error:
+            # The layers before this one have taken the tokens in: the batch cannot go on.
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+
+    def check_usable(self) -> None:
+        """RuntimeError once a step has failed."""
+        if self._broken is not None:
+            raise RuntimeError(
+                f"this cache cannot go on after a failed step ({self._broken}); call cache.reset() first"
+            )
+
+    @property
+    def rows(self) -> BatchRows:
+        return self._rows
+
+    def stats(self) -> CacheStats:
+        """Tokens and bytes now."""
+        ended = [row.engine.stats(row.sequence) for row in self._rows.rows if row.prompt_done]
+        engines = [row.engine for row in self._rows.rows]
+        return CacheStats(
+            tokens_seen=sum(row.taken for row in self._rows.rows),
+            tokens_resident=sum(stats.tokens_resident for stats in ended),
+            tokens_demoted=sum(stats.tokens_demoted for stats in ended),
+            tokens_dropped=sum(stats.tokens_dropped for stats in ended),
+            kv_bytes=sum(engine.kv_bytes for engine in engines),
+            peak_kv_bytes=sum(engine.peak_kv_bytes for engine in engines),
+            host_bytes=self._rows.device.host_bytes,
+            recall_reads=sum(stats.recall_reads for stats in ended),
+            promoted=sum(stats.promoted for stats in ended),
+        )
+
+    def kept(self, row: int = 0) -> list[KeptSet]:
+        """What each layer of one row keeps on the device; positions count the row's tokens without padding."""
+        sequence = self._rows.rows[row]
+        return sequence.engine.kept(sequence.sequence)
+
+    def reset(self) -> None:
+        """Forgets the batch and frees its memory."""
+        self._rows.close()
+        self._broken = None
+        for layer in self.layers:
+            layer.columns = 0
+            layer.pending = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Nothing for 0, `reset()` for all tokens, else NotImplementedError."""
+        if tokens_to_remove == 0:
+            return
+        if abs(tokens_to_remove) != self.get_seq_length():
+            raise NotImplementedError(
+                f"crop({tokens_to_remove}) of a HeavywaterCache: evicted tokens cannot be brought back; want 0 or all "
+                "of the tokens (assisted decoding needs crop and is not served)"
+            )
+        self.reset()
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """NotImplementedError but for beams that stay in their order."""
+        if beam_idx.tolist() != list(range(len(self._rows.rows))):
+            raise NotImplementedError(
+                "beam search reorders the cache, which a HeavywaterCache cannot; want num_beams=1"
+            )
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """NotImplementedError."""
+        raise NotImplementedError("batch_repeat_interleave of a HeavywaterCache; repeat the inputs instead")
+
+    def batch_select_indices(self, indices: Any) -> None:
+        """NotImplementedError."""
+        raise NotImplementedError("batch_select_indices of a HeavywaterCache; select the inputs instead")
+
+
+class HeavywaterLayer(CacheLayerMixin):  # type: ignore[misc]
+    """A layer as Transformers sees it. K and V pass through; the attention function takes them from there."""
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, cache: HeavywaterCache, layer: int) -> None:
+        super().__init__()
+        self.cache = cache
+        self.layer = layer
+        self.columns = 0
+        self.pending = False  # K and V have come, their attention has not
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
+        """Nothing: rows are made by the first attention, which knows Q, too."""
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Returns what it was given: earlier K and V stay where they are."""
+        self.cache.check_usable()
+        if self.pending:
+            raise RuntimeError(
+                f"the attention of layer {self.layer} did not come to this cache: the model must use attention "
+                'implementation "heavywater", as heavywater.hf.attach() sets it'
+            )
+        self.pending = True
+        self.columns += key_states.shape[2]
+        setattr(key_states, LAYER_OF_KEYS, self)
+        return key_states, value_states
+
+    def attend(self, queries: Any, keys: Any, values: Any, padding: Any, scale: float) -> Any:
+        """Attention to all that this layer has taken in; as BatchRows.attend()."""
+        out = self.cache.attend(self.layer, queries, keys, values, padding, scale)
+        self.pending = False
+        return out
+
+    def get_seq_length(self) -> int:
+        return self.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Residents and new tokens; where they would begin if they were the last ones."""
+        rows = [row for row in self.cache.rows.rows if row.prompt_done]
+        residents = max((row.engine.stats(row.sequence).tokens_resident for row in rows), default=self.columns)
+        return residents + query_length, self.columns - residents
+
+    def get_max_length(self) -> int:
+        return self.cache.rows.options.max_tokens

@@ -1,0 +1,135 @@
+"""The rows of a batch, and the step that a forward pass of the model is for all of them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from heavywater.engine import AttentionEngine, AttentionShape, LocalDevice, PolicyOptions
+from heavywater.hf.sequence import RowSequence
+
+_KV_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True)
+class RowsOptions:
+    """What all rows of a cache have in common."""
+
+    policy: PolicyOptions
+    num_layers: int
+    max_tokens: int
+    max_step_tokens: int
+    page_tokens: int
+    device_memory_bytes: int  # of each row; 0: no limit
+    kv_dtype: str | None  # None: as K comes
+
+
+class BatchRows:
+    """Sequences of a batch, made when the first K, V and Q tell their shapes."""
+
+    def __init__(self, device: LocalDevice, options: RowsOptions) -> None:
+        self.device = device
+        self.options = options
+        self.rows: list[RowSequence] = []
+        self.columns = 0  # of the batch in steps that have ended, padding included
+        self.prompt_columns: int | None = None  # announced; None: the first step has them all
+        self._next_layer = 0
+        self._ids = itertools.count(1)
+
+    def attend(self, layer: int, queries: Any, keys: Any, values: Any, padding: Any, scale: float) -> Any:
+        """One layer of a step.
+
+        `queries` [B][heads][T][head_dim], `keys` and `values` likewise of the KV heads; `padding` [B][columns with
+        these]: false is padding, None: no padding. Returns [B][T][heads][head_dim] as `queries` are; zeros for padding.
+        """
+        if layer != self._next_layer:
+            raise RuntimeError(f"attention of layer {layer} came, want layer {self._next_layer} of this step")
+        if layer == 0:
+            self._begin(queries, keys, padding, scale)
+        # Float32 that lies by token, as projections leave it, is used where it lies.
+        q, k, v = (states.detach().transpose(1, 2).to(torch.float32) for states in (queries, keys, values))
+        out = torch.zeros(q.shape, dtype=torch.float32)
+        for row, sequence in enumerate(self.rows):
+            sequence.attend(layer, q[row], k[row], v[row], out[row])
+        self._next_layer += 1
+        if self._next_layer == self.options.num_layers:
+            self._end(q.shape[1])
+        return out.to(queries.dtype)
+
+    def close(self) -> None:
+        """Frees all rows; the next step begins anew."""
+        for sequence in self.rows:
+            sequence.close()
+        self.rows = []
+        self.columns = self._next_layer = 0
+        self.prompt_columns = None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether some layers of a step have been attended and some not."""
+        return self._next_layer > 0
+
+    def _begin(self, queries: Any, keys: Any, padding: Any, scale: float) -> None:
+        batch, _, tokens, _ = queries.shape
+        if not self.rows:
+            self._create(queries, keys, scale)
+        if len(self.rows) != batch:
+            raise ValueError(
+                f"the batch has {batch} rows, but this cache holds {len(self.rows)}; call cache.reset() first"
+            )
+        real = self._real(padding, batch, tokens)
+        left = 0
+        if self.prompt_columns is not None:
+            left = max(self.prompt_columns - self.columns - tokens, 0)
+        for row, sequence in enumerate(self.rows):
+            sequence.begin(real[row], left)
+
+    def _real(self, padding: Any, batch: int, tokens: int) -> Any:
+        """[B][T]: which of the step's columns are tokens."""
+        if padding is None:
+            return torch.ones(batch, tokens, dtype=torch.bool)
+        columns = self.columns + tokens
+        if tuple(padding.shape) != (batch, columns):
+            raise ValueError(
+                f"attention_mask is {list(padding.shape)}, want [{batch}, {columns}] (tokens seen and new)"
+            )
+        earlier = padding[:, : self.columns].sum(dim=1).tolist()
+        for row, sequence in enumerate(self.rows):
+            if earlier[row] != sequence.taken:
+                raise ValueError(
+                    f"attention_mask of row {row} has {earlier[row]} of the {self.columns} earlier columns, want the "
+                    f"{sequence.taken} that it had: what was taken in cannot be masked later"
+                )
+        return padding[:, self.columns :]
+
+    def _end(self, tokens: int) -> None:
+        for sequence in self.rows:
+            sequence.end()
+        self.columns += tokens
+        self._next_layer = 0
+
+    def _create(self, queries: Any, keys: Any, scale: float) -> None:
+        if keys.dtype not in _KV_DTYPES:
+            raise TypeError(f"K is {keys.dtype}, want one of: {', '.join(map(str, _KV_DTYPES))}")
+        if queries.device.type != "cpu":
+            raise ValueError(f"the model is on {queries.device}, want cpu: the in-process library runs there")
+        shape = AttentionShape(
+            num_layers=self.options.num_layers,
+            num_query_heads=queries.shape[1],
+            num_kv_heads=keys.shape[1],
+            head_dim=queries.shape[3],
+            dtype=self.options.kv_dtype or _KV_DTYPES[keys.dtype],
+        )
+        for _ in range(queries.shape[0]):
+            engine = AttentionEngine(
+                self.device,
+                shape,
+                attention_scale=scale,
+                page_tokens=self.options.page_tokens,
+                max_step_tokens=self.options.max_step_tokens,
+                device_memory_bytes=self.options.device_memory_bytes,
+            )
+            self.rows.append(RowSequence(next(self._ids), engine, self.options.policy, self.options.max_tokens))

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP endpoint: a translator between HTTP and the gRPC API."""

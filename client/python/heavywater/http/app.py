@@ -1,0 +1,172 @@
+"""The endpoint's routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from heavywater.aio import Client
+from heavywater.errors import HeavywaterError
+from heavywater.http.answer import Answer, Background
+from heavywater.http.asked import Asked, Prompt, asked_chat, asked_completion
+from heavywater.http.body import read_body
+from heavywater.http.errors import ApiError, of_server
+from heavywater.http.fields import parse_object
+from heavywater.http.options import HttpOptions
+from heavywater.http.respond import AnswerResponse, Running
+from heavywater.http.shapes import Shape
+from heavywater.model import Model
+
+# Where a client's tokenizer might count otherwise than the server's.
+_SPARE_TOKENS = 8
+
+
+def create_app(options: HttpOptions, model: Model) -> Starlette:
+    """The ASGI application; `model` as the worker serves it."""
+    endpoint = Endpoint(options, model)
+    return Starlette(
+        routes=[
+            Route("/v1/models", endpoint.models),
+            Route("/v1/models/{name:path}", endpoint.model),
+            Route("/v1/completions", endpoint.completions, methods=["POST"]),
+            Route("/v1/chat/completions", endpoint.chat, methods=["POST"]),
+            Route("/health", endpoint.health),
+        ],
+        exception_handlers={ApiError: _refused, HTTPException: _no_route, Exception: _failed},
+        lifespan=endpoint.running,
+    )
+
+
+class Endpoint:
+    """What the routes share. The client lives as long as the application runs."""
+
+    def __init__(self, options: HttpOptions, model: Model) -> None:
+        self._options = options
+        self._model = model
+        self._names = options.model_names or (model.info.name,)
+        self._running = Running(options.max_running)
+        self._background = Background()
+        self._started_s = int(time.time())
+
+    @contextlib.asynccontextmanager
+    async def running(self, app: Starlette) -> AsyncIterator[None]:
+        async with Client(worker=self._options.worker, cache=self._options.cache or None) as client:
+            self._client = client
+            yield
+            await self._background.finish()
+
+    async def models(self, request: Request) -> Response:
+        self._authorize(request)
+        return JSONResponse({"object": "list", "data": [self._model_object(name) for name in self._names]})
+
+    async def model(self, request: Request) -> Response:
+        self._authorize(request)
+        return JSONResponse(self._model_object(self._served(request.path_params["name"])))
+
+    async def completions(self, request: Request) -> Response:
+        asked, name = await self._asked(request, asked_completion)
+        assert asked.max_tokens is not None
+        return self._answer(asked, name, list(asked.prompts), asked.max_tokens)
+
+    async def chat(self, request: Request) -> Response:
+        asked, name = await self._asked(request, asked_chat)
+        # Tokenizing a long text takes long: not on the thread that all requests share.
+        prompt, max_tokens = await asyncio.to_thread(self._chat_prompt, asked)
+        return self._answer(asked, name, [prompt], max_tokens)
+
+    async def health(self, request: Request) -> Response:
+        """Whether the worker takes requests."""
+        try:
+            ready, reason = await self._client.is_ready(), "the worker is not ready"
+        except HeavywaterError as error:
+            ready, reason = False, f"the worker does not answer: {error.message}"
+        if ready:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable", "reason": reason}, status_code=503)
+
+    async def _asked(self, request: Request, read: Callable[[dict[str, Any], HttpOptions], Asked]) -> tuple[Asked, str]:
+        self._authorize(request)
+        values = parse_object(await read_body(request, self._options))
+        asked = read(values, self._options)
+        return asked, self._served(asked.model)
+
+    def _answer(self, asked: Asked, name: str, prompts: list[Prompt], max_tokens: int) -> Response:
+        answer = Answer(self._client, asked, prompts, max_tokens, self._background)
+        return AnswerResponse(answer, Shape(asked, self._model, name), self._options, self._running)
+
+    def _chat_prompt(self, asked: Asked) -> tuple[str, int]:
+        """The conversation as the model reads it, and how long the answer may be."""
+        try:
+            prompt = self._model.chat(asked.messages)
+        except (jinja2.TemplateError, ValueError) as error:
+            raise ApiError(
+                400, f"messages: the model's chat template refuses them: {error}", param="messages"
+            ) from None
+        if asked.max_tokens is not None:
+            return prompt, asked.max_tokens
+        room = self._model.info.context_tokens - len(self._model.encode(prompt)) - _SPARE_TOKENS
+        return prompt, max(1, min(room, self._options.default_max_tokens))
+
+    def _authorize(self, request: Request) -> None:
+        """Raises ApiError unless the request has the key, where one is wanted."""
+        if not self._options.api_key:
+            return
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._options.api_key.encode()):
+            raise ApiError(
+                401, "the API key is missing or wrong, want Authorization: Bearer KEY", code="invalid_api_key"
+            )
+
+    def _served(self, name: str) -> str:
+        """The model's name, where it is one that is served; the first for a request that names none."""
+        if name and name not in self._names:
+            message = f"model {name!r} is not served, want {' or '.join(repr(one) for one in self._names)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return name or self._names[0]
+
+    def _model_object(self, name: str) -> dict[str, object]:
+        info = self._model.info
+        figures = {
+            "architecture": info.architecture,
+            "tensor_parallel": info.tensor_parallel,
+            "default_policy": info.default_policy,
+        }
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_s,
+            "owned_by": "heavywater",
+            "max_model_len": info.context_tokens,
+            "heavywater": figures,
+        }
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    response = ApiError(error.status_code, message).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """This program is wrong; what is the matter is in its log."""
+    if isinstance(error, HeavywaterError):
+        return of_server(error).response()
+    return ApiError(500, "an error inside the endpoint; its log says which", "server_error").response()

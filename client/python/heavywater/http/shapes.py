@@ -1,0 +1,117 @@
+"""The objects of OpenAI's API that answers are given in."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from heavywater.generation import Token
+from heavywater.http.answer import Piece
+from heavywater.http.asked import Asked
+from heavywater.model import Model
+from heavywater.version import __version__
+
+
+@dataclass
+class Shape:
+    """Of one answer to one request: what all its objects have in common."""
+
+    asked: Asked
+    served: Model
+    model: str  # the name it was asked for by
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, object]:
+        """The answer in one object."""
+        kind = "chat.completion" if self.asked.is_chat else "text_completion"
+        choices = [
+            self._whole_choice(index, [piece for piece in pieces if piece.choice == index])
+            for index in range(self.asked.num_choices)
+        ]
+        return {**self._heading(kind), "choices": choices, "usage": self.usage(pieces)}
+
+    def opening(self) -> list[dict[str, object]]:
+        """What a chat's stream begins with: the role of each answer."""
+        if not self.asked.is_chat:
+            return []
+        return [
+            self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+            for index in range(self.asked.num_choices)
+        ]
+
+    def chunk(self, piece: Piece) -> dict[str, object]:
+        """A piece of a stream."""
+        choice: dict[str, object] = {"index": piece.choice, "finish_reason": piece.finish_reason}
+        if self.asked.is_chat:
+            choice["delta"] = {"content": piece.text} if piece.text else {}
+        else:
+            choice["text"] = piece.text
+        choice["logprobs"] = self._logprobs(piece.tokens)
+        if piece.figures is not None:
+            choice["heavywater"] = piece.figures
+        return self._chunk(choice)
+
+    def usage_chunk(self, pieces: Sequence[Piece]) -> dict[str, object]:
+        """The last of a stream that was asked to count."""
+        return {**self._chunk(), "usage": self.usage(pieces)}
+
+    def usage(self, pieces: Sequence[Piece]) -> dict[str, int]:
+        """A prompt counts once, however many answers it gets."""
+        last = [piece for piece in pieces if piece.finish_reason is not None]
+        prompt_tokens = sum(piece.prompt_tokens for piece in last if piece.choice % self.asked.n == 0)
+        new_tokens = sum(piece.new_tokens for piece in last)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": new_tokens,
+            "total_tokens": prompt_tokens + new_tokens,
+        }
+
+    def _heading(self, kind: str) -> dict[str, object]:
+        return {
+            "id": f"{'chatcmpl' if self.asked.is_chat else 'cmpl'}-{self.id}",
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": f"heavywater-{__version__}",
+        }
+
+    def _chunk(self, *choices: dict[str, object]) -> dict[str, object]:
+        kind = "chat.completion.chunk" if self.asked.is_chat else "text_completion"
+        return {**self._heading(kind), "choices": list(choices)}
+
+    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, object]:
+        text = "".join(piece.text for piece in pieces)
+        choice: dict[str, object] = {
+            "index": index,
+            "finish_reason": pieces[-1].finish_reason,
+            "logprobs": self._logprobs([token for piece in pieces for token in piece.tokens]),
+            "heavywater": pieces[-1].figures,
+        }
+        if self.asked.is_chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = text
+        return choice
+
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, object] | None:
+        """Of the tokens that were drawn, at temperature 1; of no others."""
+        if not self.asked.logprobs:
+            return None
+        texts = [self.served.decode([token.token]) for token in tokens]
+        if self.asked.is_chat:
+            return {
+                "content": [
+                    {"token": text, "logprob": token.logprob, "bytes": list(text.encode()), "top_logprobs": []}
+                    for text, token in zip(texts, tokens, strict=True)
+                ]
+            }
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": None,
+            "text_offset": list(accumulate(map(len, texts), initial=0))[: len(texts)],
+        }

@@ -1,0 +1,1 @@
+"""What runs now: figures of a deployment, taken again and again."""

@@ -1,0 +1,25 @@
+"""These tests need torch and transformers (deploy/local/setup --transformers); hf_available_test.py says where they are
+missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
+
+try:
+    import torch
+    import transformers  # noqa: F401
+
+    torch.set_num_threads(1)  # these models are small: threads would only wait for each other
+except ImportError:
+    collect_ignore = [path.name for path in Path(__file__).parent.glob("*_test.py") if "available" not in path.name]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(7)

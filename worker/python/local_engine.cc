@@ -1,0 +1,156 @@
+#include "worker/python/local_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "cache_service/base/status.h"
+#include "worker/rank/check_finite.h"
+
+namespace heavywater {
+namespace {
+
+// A group of one waits for nobody.
+constexpr absl::Duration kCollectiveTimeout = absl::Seconds(30);
+constexpr int kMaxThreads = 256;
+
+}  // namespace
+
+LocalDevice::LocalDevice(std::unique_ptr<Backend> backend, int64_t host_memory_bytes)
+    : backend_(std::move(backend)), tier_(host_memory_bytes) {}
+
+absl::StatusOr<std::shared_ptr<LocalDevice>> LocalDevice::Create(
+    const LocalDeviceOptions& options) {
+  if (options.num_threads < 1 || options.num_threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_threads is ", options.num_threads, ", want 1 to ", kMaxThreads));
+  }
+  if (options.host_memory_bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("host_memory_bytes is ", options.host_memory_bytes, ", want 0 or more"));
+  }
+  HW_ASSIGN_OR_RETURN(
+      std::unique_ptr<Backend> backend,
+      CreateCpuBackend({.num_threads = options.num_threads, .target = options.target}));
+  return std::shared_ptr<LocalDevice>(
+      new LocalDevice(std::move(backend), options.host_memory_bytes));
+}
+
+int64_t LocalDevice::host_bytes() {
+  const std::lock_guard lock(mutex_);
+  return tier_.reserved_bytes();
+}
+
+absl::StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(
+    std::shared_ptr<LocalDevice> device, const RankCacheOptions& options) {
+  const std::lock_guard lock(device->mutex());
+  // Without room for pages nothing is demoted: what leaves the device is dropped.
+  HostTier* tier = device->tier().limit_bytes() > 0 ? &device->tier() : nullptr;
+  HW_ASSIGN_OR_RETURN(std::unique_ptr<RankCache> cache,
+                      RankCache::Create(options, device->backend(), tier));
+  return std::unique_ptr<LocalEngine>(new LocalEngine(std::move(device), std::move(cache)));
+}
+
+LocalEngine::LocalEngine(std::shared_ptr<LocalDevice> device, std::unique_ptr<RankCache> cache)
+    : device_(std::move(device)),
+      group_(CreateLocalGroup(1, kCollectiveTimeout)),
+      cache_(std::move(cache)),
+      engine_(std::make_unique<AttentionEngine>(*cache_, *group_[0])) {}
+
+LocalEngine::~LocalEngine() {
+  const std::lock_guard lock(device_->mutex());
+  engine_.reset();
+  cache_.reset();
+}
+
+absl::Status LocalEngine::Open(SequenceId sequence, const SequenceOptions& options) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->Open(sequence, options);
+}
+
+absl::Status LocalEngine::Close(SequenceId sequence) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->Close(sequence);
+}
+
+absl::Status LocalEngine::Begin(std::span<const EngineItem> items) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->Begin(items);
+}
+
+absl::Status LocalEngine::Attend(int layer, const CallerRows& rows) {
+  const std::lock_guard lock(device_->mutex());
+  HW_RETURN_IF_ERROR(CheckRows(rows));
+  const int64_t query_width = int64_t{shape().num_query_heads} * shape().head_dim;
+  const int64_t kv_width = int64_t{shape().num_kv_heads} * shape().head_dim;
+  const bool alone =
+      engine_->items().size() == 1 && engine_->items()[0].phase != EnginePhase::kDecode;
+  const int64_t most = alone ? int64_t{cache_->options().max_step_tokens} : rows.rows;
+  int64_t done = 0;
+  do {
+    const int64_t count = std::min(most, rows.rows - done);
+    HW_RETURN_IF_ERROR(AttendPart(layer, {.rows = count,
+                                          .queries = rows.queries + done * query_width,
+                                          .keys = rows.keys + done * kv_width,
+                                          .values = rows.values + done * kv_width,
+                                          .out = rows.out + done * query_width}));
+    done += count;
+  } while (done < rows.rows);
+  return absl::OkStatus();
+}
+
+absl::Status LocalEngine::CheckRows(const CallerRows& rows) const {
+  const int64_t queries = rows.rows * shape().num_query_heads * shape().head_dim;
+  const int64_t keys = rows.rows * shape().num_kv_heads * shape().head_dim;
+  HW_RETURN_IF_ERROR(CheckFinite("queries", {rows.queries, static_cast<size_t>(queries)}));
+  HW_RETURN_IF_ERROR(CheckFinite("keys", {rows.keys, static_cast<size_t>(keys)}));
+  return CheckFinite("values", {rows.values, static_cast<size_t>(keys)});
+}
+
+absl::Status LocalEngine::AttendPart(int layer, const CallerRows& rows) {
+  const int64_t queries = rows.rows * shape().num_query_heads * shape().head_dim;
+  const int64_t keys = rows.rows * shape().num_kv_heads * shape().head_dim;
+  // Device memory of the CPU's backend is host memory: the caller's is as good.
+  HW_RETURN_IF_ERROR(
+      engine_->Attend(layer, {.queries = DeviceSpan<const float>(rows.queries, queries),
+                              .keys = DeviceSpan<const float>(rows.keys, keys),
+                              .values = DeviceSpan<const float>(rows.values, keys),
+                              .out = DeviceSpan<float>(rows.out, queries)}));
+  return device_->backend().Synchronize(cache_->stream());
+}
+
+absl::Status LocalEngine::End() {
+  const std::lock_guard lock(device_->mutex());
+  HW_RETURN_IF_ERROR(engine_->End());
+  for (const absl::Status& status : engine_->item_status()) HW_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+void LocalEngine::Abandon() {
+  const std::lock_guard lock(device_->mutex());
+  engine_->Abandon(absl::CancelledError("the caller has given the step up"));
+}
+
+absl::StatusOr<SequenceStats> LocalEngine::Stats(SequenceId sequence) {
+  const std::lock_guard lock(device_->mutex());
+  return cache_->Stats(sequence);
+}
+
+absl::StatusOr<KeptSequence> LocalEngine::Kept(SequenceId sequence) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->Kept(sequence);
+}
+
+absl::StatusOr<std::vector<std::byte>> LocalEngine::ReadKv(SequenceId sequence, int layer,
+                                                           int kv_head, Position position) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->ReadKv(sequence, layer, kv_head, position);
+}
+
+MemoryGauge LocalEngine::kv_bytes() {
+  const std::lock_guard lock(device_->mutex());
+  return cache_->memory().kv_gauge();
+}
+
+}  // namespace heavywater
