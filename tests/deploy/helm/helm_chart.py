@@ -34,7 +34,7 @@ VARIANTS: Mapping[str, Manifest] = {
     "lws_per_group": {**LWS, "cache": {"perGroup": True}},
     "statefulsets_per_group": {"worker": {"groups": 2, "ranks": 2}, "cache": {"perGroup": True}},
     "restricted": {
-        "sharedMemory": {"mode": "none"},
+        "sharedMemory": {"mode": "none"},  # state is kept in the slab's mode alone
         "cache": {"disk": {"enabled": False}},
         "worker": {"colocate": "none", "model": {"path": "none", "volume": None}},
     },
@@ -84,7 +84,7 @@ VARIANTS: Mapping[str, Manifest] = {
     "bare": {
         "serviceAccount": {"create": False},
         "networkPolicy": {"enabled": False},
-        "cache": {"podDisruptionBudget": {"enabled": False}},
+        "cache": {"podDisruptionBudget": {"enabled": False}, "keepState": False, "disk": {"enabled": False}},
         "worker": {"podDisruptionBudget": {"enabled": False}, "preStopSeconds": 0},
         "monitoring": {"dashboards": {"enabled": False}, "alerts": {"enabled": False}},
     },

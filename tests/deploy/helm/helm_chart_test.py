@@ -244,11 +244,44 @@ def test_the_folder_of_the_disk_tier_is_on_its_volume_and_within_its_size() -> N
     manifests = render()
     cache = find(manifests, "StatefulSet", "-cache")["spec"]
     mount = next(m for m in container(cache["template"])["volumeMounts"] if m["name"] == "disk")
-    path = helm_chart.config(manifests, "cache")["disk_path"]
-    assert path.startswith(mount["mountPath"] + "/"), "a folder of its own: it is erased at the start"
+    rendered = helm_chart.config(manifests, "cache")
+    paths = {rendered["disk_path"], rendered["state_dir"]}
+    assert len(paths) == 2 and all(path.startswith(mount["mountPath"] + "/") for path in paths), "a folder each"
     claim = cache["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"]
-    assert int(claim.removesuffix("Gi")) >= 24, "disk_bytes is 16 GiB, files take more for a while"
+    assert int(claim.removesuffix("Gi")) >= 40, "disk_bytes is 16 GiB, and each page is written twice"
     assert (
         "volumeClaimTemplates"
         not in find(render({"cache": {"disk": {"enabled": False}}}), "StatefulSet", "-cache")["spec"]
     )
+
+
+def test_what_a_cache_service_keeps_is_of_its_pod_alone() -> None:
+    cache = find(render({"cache": {"perGroup": True}, "worker": {"groups": 2}}), "StatefulSet", "-cache")["spec"]
+    # Pods of all releases and namespaces share the node's /dev/shm.
+    name = args(cache["template"])["slab_name"]
+    assert name == "hw-$(POD_NAMESPACE)-$(POD_NAME).slab"
+    paths = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in container(cache["template"])["env"]}
+    assert paths == {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace"}
+    # What another service removes as left behind, and a name that begins another's.
+    assert not name.startswith("heavywater-slab-") and name.endswith(".slab")
+
+
+@pytest.mark.parametrize(
+    ("values", "keeps"),
+    [
+        ({}, True),
+        ({"cache": {"keepState": False}}, False),
+        ({"sharedMemory": {"mode": "none"}}, False),
+        ({"cache": {"disk": {"enabled": False}}}, True),
+    ],
+)
+def test_state_is_kept_where_the_slab_outlives_the_pod(values: Manifest, keeps: bool) -> None:
+    manifests = render(values)
+    rendered = helm_chart.config(manifests, "cache")
+    assert bool(rendered["state_dir"]) == keeps
+    cache = find(manifests, "StatefulSet", "-cache")["spec"]
+    mounts = {mount["mountPath"] for mount in container(cache["template"])["volumeMounts"]}
+    assert "/var/lib/heavywater" in mounts, "the root is read-only"
+    volumes = {v["name"] for v in cache["template"]["spec"]["volumes"]}
+    claims = {c["metadata"]["name"] for c in cache.get("volumeClaimTemplates", [])}
+    assert ("disk" in volumes) != ("disk" in claims)

@@ -22,7 +22,7 @@ BIN = Path(os.environ.get("HEAVYWATER_BIN", helm_chart.ROOT / "build/release/bin
 
 # What the chart decides itself, so that `config` may not.
 MANAGED = {
-    "cache": {"listen_address", "metrics_address", "disable_slab", "disk_path"},
+    "cache": {"listen_address", "metrics_address", "disable_slab", "slab_name", "state_dir", "disk_path"},
     "worker": {
         "group", "rank", "size", "model", "listen_address", "advertised_address", "comm_address",
         "comm_interface", "cache_address", "disable_slab", "metrics_address",

@@ -5,6 +5,7 @@
   "listen_address" (printf "%s:7700" (include "hw.anyAddress" .))
   "metrics_address" "0.0.0.0:9400"
   "disable_slab" (eq .Values.sharedMemory.mode "none")
+  "state_dir" (ternary "/var/lib/heavywater/state" "" (and .Values.cache.keepState (eq .Values.sharedMemory.mode "hostPath")))
   "disk_path" (ternary "/var/lib/heavywater/pages" "" .Values.cache.disk.enabled) -}}
 {{- toYaml (mergeOverwrite (deepCopy .Values.cache.config) $own) -}}
 {{- end }}
