@@ -92,6 +92,75 @@ def test_tier_prints_a_row_for_each_tier_operation_and_check() -> None:
             assert row["vs_memcpy"] is row["vs_redis"] is None
 
 
+needs_model = pytest.mark.skipif("HEAVYWATER_MODEL" not in os.environ, reason="no model: HEAVYWATER_MODEL")
+PHASES = {"matrices", "attention", "scores", "plan", "reduce", "report", "other"}
+
+
+@needs_model
+def test_decode_prints_a_row_for_each_policy_with_the_phases_of_a_token() -> None:
+    result = bench("decode", "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    own = [row for row in rows if row["engine"] == "heavywater"]
+    assert [row["policy"] for row in own] == ["full", "snapkv_h2o", "recall"]
+    for row in rows:
+        assert list(row) == [
+            "engine",
+            "policy",
+            "budget",
+            "context",
+            "tokens_per_s",
+            "prompt_tokens_per_s",
+            "phases",
+        ]
+        assert row["context"] == 128
+        assert row["tokens_per_s"] > 0
+        assert row["prompt_tokens_per_s"] > 0
+    for row in own:
+        assert set(row["phases"]) == PHASES
+        assert row["phases"]["matrices"] > row["phases"]["plan"] > 0
+        # Milliseconds of each phase, of all that a token takes.
+        assert sum(row["phases"].values()) == pytest.approx(1e3 / row["tokens_per_s"], rel=0.01)
+    assert own[0]["budget"] is None
+    assert own[1]["budget"] == pytest.approx(0.2, abs=0.01)
+    peers = [row for row in rows if row["engine"] != "heavywater"]
+    if peers:
+        assert [(row["engine"], row["policy"], row["budget"]) for row in peers] == [("llama.cpp", "full", None)]
+    else:
+        assert "pip install llama-cpp-python" in result.stderr
+
+
+@needs_model
+def test_comm_prints_collectives_and_what_ranks_cost_a_token() -> None:
+    result = bench("comm", "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["ranks"] == 3
+    assert report["vs_one_rank"] == pytest.approx(report["ranks_ms_per_token"] / report["one_rank_ms_per_token"])
+    assert 0 < report["reduce_share"] < 1
+    assert len(report["rows"]) == 2 * 2 * 3
+    for row in report["rows"]:
+        assert list(row) == ["communicator", "model", "collective", "bytes", "us", "us_p90"]
+        assert 0 < row["us"] <= row["us_p90"]
+
+
+@needs_model
+def test_rpc_prints_the_server_beside_the_runner() -> None:
+    result = bench("rpc", "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(result.stdout)["rows"]
+    assert row["sequences"] == 2
+    assert row["vs_runner"] == pytest.approx(row["tokens_per_s"] / row["runner_tokens_per_s"])
+
+
+@pytest.mark.parametrize("command", ["decode", "comm", "rpc"])
+def test_without_a_model_they_say_so(command: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "HEAVYWATER_MODEL"}
+    result = subprocess.run([BINARY, command], capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 1
+    assert "HEAVYWATER_MODEL" in result.stderr
+
+
 def test_without_json_it_prints_a_table() -> None:
     result = bench("recall", "--quick")
     assert result.returncode == 0, result.stderr
@@ -103,7 +172,7 @@ def test_without_json_it_prints_a_table() -> None:
 def test_help_names_the_commands() -> None:
     result = bench("--help")
     assert result.returncode == 0
-    assert all(command in result.stdout for command in [*ROWS, "tier"])
+    assert all(command in result.stdout for command in [*ROWS, "tier", "decode", "comm", "rpc"])
 
 
 @pytest.mark.parametrize(
@@ -115,6 +184,8 @@ def test_help_names_the_commands() -> None:
         (["recall", "--backend"], "unknown option --backend"),
         (["step"], "want --backend cuda with step"),
         (["tier", "--backend", "cuda"], "no --backend cuda with tier"),
+        (["decode", "--context", "0"], "want a context of 1 token or more, got 0"),
+        (["decode", "--model"], "unknown option --model"),
         (["recall", "attention"], "one command is enough, got also attention"),
         ([], "want a command"),
     ],

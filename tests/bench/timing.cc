@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "hwy/cache_control.h"
 
@@ -21,6 +22,12 @@ void FlushFromCaches(std::span<const std::byte> bytes) {
   hwy::FlushCacheline(&bytes.back());
 }
 
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 std::vector<double> MedianSeconds(int rounds, std::span<const Timed> timed) {
   std::vector<std::vector<double>> seconds(timed.size());
   for (int round = 0; round < rounds; ++round) {
@@ -32,11 +39,7 @@ std::vector<double> MedianSeconds(int rounds, std::span<const Timed> timed) {
     }
   }
   std::vector<double> medians;
-  for (std::vector<double>& of_one : seconds) {
-    const auto middle = of_one.begin() + static_cast<int64_t>(of_one.size() / 2);
-    std::nth_element(of_one.begin(), middle, of_one.end());
-    medians.push_back(*middle);
-  }
+  for (std::vector<double>& of_one : seconds) medians.push_back(Median(std::move(of_one)));
   return medians;
 }
 

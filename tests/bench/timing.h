@@ -19,6 +19,9 @@ void FlushFromCaches(const T* data, int64_t count) {
   FlushFromCaches(std::as_bytes(std::span<const T>(data, static_cast<size_t>(count))));
 }
 
+// The middle one of an odd number.
+double Median(std::vector<double> values);
+
 struct Timed {
   std::function<void()> prepare;  // not timed
   std::function<void()> run;

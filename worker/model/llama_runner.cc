@@ -5,6 +5,7 @@
 
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "cache_service/base/step_phases.h"
 #include "worker/model/message.h"
 
 namespace heavywater {
@@ -52,6 +53,7 @@ void LlamaRunner::SetCommunicator(Communicator& comm) {
 
 absl::Status LlamaRunner::Embed(std::span<const int32_t> tokens, DeviceSpan<float> hidden,
                                 Stream& stream) {
+  const StepPhaseScope phase(StepPhase::kMatrices);
   const int64_t width = config_.hidden_size;
   HW_CHECK(hidden.size() == static_cast<int64_t>(tokens.size()) * width);
   for (const int32_t token : tokens) {
@@ -64,6 +66,7 @@ absl::Status LlamaRunner::Embed(std::span<const int32_t> tokens, DeviceSpan<floa
         const DeviceSpan<float> rows = Rows(hidden, width, first, count);
         HW_RETURN_IF_ERROR(EmbedChunk(
             tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(count)), rows, stream));
+        const StepPhaseScope reduce(StepPhase::kReduce);
         return comm_->AllReduceSum(rows, stream);
       });
 }
@@ -71,6 +74,7 @@ absl::Status LlamaRunner::Embed(std::span<const int32_t> tokens, DeviceSpan<floa
 absl::Status LlamaRunner::ComputeQkv(int layer, DeviceSpan<const float> hidden,
                                      std::span<const Position> positions, DeviceSpan<float> q,
                                      DeviceSpan<float> k, DeviceSpan<float> v, Stream& stream) {
+  const StepPhaseScope phase(StepPhase::kMatrices);
   const auto tokens = static_cast<int64_t>(positions.size());
   HW_CHECK(layer >= 0 && layer < config_.num_layers);
   HW_CHECK(hidden.size() == tokens * config_.hidden_size && q.size() == tokens * q_width());
@@ -86,6 +90,7 @@ absl::Status LlamaRunner::ComputeQkv(int layer, DeviceSpan<const float> hidden,
 
 absl::Status LlamaRunner::FinishLayer(int layer, DeviceSpan<const float> attention,
                                       DeviceSpan<float> hidden, Stream& stream) {
+  const StepPhaseScope phase(StepPhase::kMatrices);
   HW_CHECK(layer >= 0 && layer < config_.num_layers);
   const LlamaLayer& weights = weights_.layers[static_cast<size_t>(layer)];
   const int64_t width = config_.hidden_size;
@@ -104,22 +109,31 @@ absl::Status LlamaRunner::FinishLayer(int layer, DeviceSpan<const float> attenti
 
 // hidden += the sum of all ranks' partial.
 absl::Status LlamaRunner::ReducePartial(DeviceSpan<float> hidden, Stream& stream) {
-  HW_RETURN_IF_ERROR(comm_->AllReduceSum(exchange_.partial.Sub(0, hidden.size()), stream));
+  {
+    const StepPhaseScope reduce(StepPhase::kReduce);
+    HW_RETURN_IF_ERROR(comm_->AllReduceSum(exchange_.partial.Sub(0, hidden.size()), stream));
+  }
   return AddPartial(hidden, stream);
 }
 
 absl::Status LlamaRunner::ComputeLogits(DeviceSpan<const float> hidden, DeviceSpan<float> logits,
                                         Stream& stream) {
+  const StepPhaseScope phase(StepPhase::kMatrices);
   const int64_t tokens = hidden.size() / config_.hidden_size;
   HW_CHECK(hidden.size() == tokens * config_.hidden_size);
   HW_CHECK(logits.size() == tokens * config_.vocab_size);
   return ForEachChunk(tokens, max_logits_tokens(), [&](int64_t first, int64_t count) {
     const int64_t part = count * shard_.max_vocab;  // every rank sends so much
     HW_RETURN_IF_ERROR(LogitsChunk(Rows(hidden, config_.hidden_size, first, count), count, stream));
-    HW_RETURN_IF_ERROR(comm_->AllGather(DeviceSpan<const float>(exchange_.logits.Sub(0, part)),
-                                        exchange_.gathered.Sub(0, part * shard_.size), stream));
+    HW_RETURN_IF_ERROR(GatherLogits(part, stream));
     return PlaceLogits(count, Rows(logits, config_.vocab_size, first, count), stream);
   });
+}
+
+absl::Status LlamaRunner::GatherLogits(int64_t count, Stream& stream) {
+  const StepPhaseScope phase(StepPhase::kReduce);
+  return comm_->AllGather(DeviceSpan<const float>(exchange_.logits.Sub(0, count)),
+                          exchange_.gathered.Sub(0, count * shard_.size), stream);
 }
 
 }  // namespace heavywater

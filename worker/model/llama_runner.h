@@ -92,6 +92,8 @@ class LlamaRunner : public Model {
 
  private:
   absl::Status ReducePartial(DeviceSpan<float> hidden, Stream& stream);
+  // `count` floats of every rank.
+  absl::Status GatherLogits(int64_t count, Stream& stream);
 
   const ModelConfig config_;
   const RankShard shard_;

@@ -1,5 +1,9 @@
 #include "worker/model/packed_matmul.h"
 
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/model/packed_matmul.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
@@ -63,39 +67,46 @@ HWY_INLINE void DotBlock(const MatmulArgs& args, int64_t row_bytes, int64_t row,
   }
 }
 
-// All tokens for kRows rows, which stay in the first-level cache meanwhile.
+// As many tokens as a block has.
 template <class Codec, int kRows, int kTokens>
-HWY_INLINE void Rows(const MatmulArgs& args, int64_t row_bytes, int64_t row) {
-  int64_t token = 0;
-  if (args.tokens >= kTokens) {
-    DotBlock<Codec, kRows, kTokens, true>(args, row_bytes, row, 0);
-    token = kTokens;
-  }
-  for (; token + kTokens <= args.tokens; token += kTokens) {
-    DotBlock<Codec, kRows, kTokens, false>(args, row_bytes, row, token);
-  }
-  for (; token < args.tokens; ++token) {
-    DotBlock<Codec, kRows, 1, false>(args, row_bytes, row, token);
-  }
-}
-
-template <class Codec, int kRows, int kTokens>
-HWY_INLINE void AllRows(const MatmulArgs& args) {
+HWY_INLINE void OneBlockOfTokens(const MatmulArgs& args) {
   const int64_t row_bytes = PackedRowBytes(args.codec, args.cols);
   int64_t row = 0;
   for (; row + kRows <= args.rows; row += kRows) {
-    Rows<Codec, kRows, kTokens>(args, row_bytes, row);
+    DotBlock<Codec, kRows, kTokens, true>(args, row_bytes, row, 0);
   }
-  for (; row < args.rows; ++row) Rows<Codec, 1, kTokens>(args, row_bytes, row);
+  for (; row < args.rows; ++row) DotBlock<Codec, 1, kTokens, true>(args, row_bytes, row, 0);
 }
 
-template <class Codec>
-void MatmulOf(const MatmulArgs& args) {
-  if (args.tokens == 1) return AllRows<Codec, 8, 1>(args);
-  if (args.tokens < 4) return AllRows<Codec, 4, 2>(args);
-  // 4 x 4 accumulators need AVX-512's 32 registers; 16 hold 2 x 4.
-  if constexpr (kLanes >= 16) return AllRows<Codec, 4, 4>(args);
-  AllRows<Codec, 2, 4>(args);
+// 4 x 4 accumulators need AVX-512's 32 registers; 16 hold 2 x 4.
+constexpr int kBlockRows = kLanes >= 16 ? 4 : 2;
+constexpr int kBlockTokens = 4;
+
+// All tokens for kRows rows of floats, which stay in the first-level cache meanwhile.
+template <int kRows>
+HWY_INLINE void FloatRows(const MatmulArgs& args, int64_t row_bytes, int64_t row) {
+  int64_t token = 0;
+  for (; token + kBlockTokens <= args.tokens; token += kBlockTokens) {
+    DotBlock<Float32Codec, kRows, kBlockTokens, false>(args, row_bytes, row, token);
+  }
+  switch (args.tokens - token) {
+    case 1:
+      return DotBlock<Float32Codec, kRows, 1, false>(args, row_bytes, row, token);
+    case 2:
+      return DotBlock<Float32Codec, kRows, 2, false>(args, row_bytes, row, token);
+    case 3:
+      return DotBlock<Float32Codec, kRows, 3, false>(args, row_bytes, row, token);
+  }
+}
+
+// Not inlined: one for all codecs.
+HWY_NOINLINE void MultiplyFloats(const MatmulArgs& args) {
+  const int64_t row_bytes = PackedRowBytes(RowCodec::kFloat32, args.cols);
+  int64_t row = 0;
+  for (; row + kBlockRows <= args.rows; row += kBlockRows) {
+    FloatRows<kBlockRows>(args, row_bytes, row);
+  }
+  for (; row < args.rows; ++row) FloatRows<1>(args, row_bytes, row);
 }
 
 template <class Codec>
@@ -109,6 +120,46 @@ void UnpackOf(const std::byte* from, int64_t cols, float* out) {
     }
   }
   std::memcpy(out + c, from, static_cast<size_t>(cols - c) * sizeof(float));  // of kFloat32
+}
+
+// For more tokens than a block has: rows are unpacked once, to where the first-level
+// cache holds them, and not for each block. Floats are multiplied in the order of columns
+// that packed rows have, hence the same bits.
+template <class Codec>
+void UnpackAndMultiply(const MatmulArgs& args) {
+  const int64_t row_bytes = PackedRowBytes(args.codec, args.cols);
+  std::vector<float> floats(static_cast<size_t>(kBlockRows * args.cols));
+  MatmulArgs block = args;
+  block.weights = reinterpret_cast<const std::byte*>(floats.data());
+  block.codec = RowCodec::kFloat32;
+  for (int64_t row = 0; row < args.rows; row += kBlockRows) {
+    block.rows = std::min<int64_t>(kBlockRows, args.rows - row);
+    block.out = args.out + row;
+    for (int64_t r = 0; r < block.rows; ++r) {
+      UnpackOf<Codec>(args.weights + (row + r) * row_bytes, args.cols,
+                      floats.data() + r * args.cols);
+    }
+    MultiplyFloats(block);
+  }
+}
+
+template <class Codec>
+void MatmulOf(const MatmulArgs& args) {
+  switch (args.tokens) {
+    case 1:
+      return OneBlockOfTokens<Codec, 8, 1>(args);
+    case 2:
+      return OneBlockOfTokens<Codec, 4, 2>(args);
+    case 3:
+      return OneBlockOfTokens<Codec, kBlockRows, 3>(args);
+    case 4:
+      return OneBlockOfTokens<Codec, kBlockRows, 4>(args);
+  }
+  if constexpr (std::is_same_v<Codec, Float32Codec>) {
+    MultiplyFloats(args);
+  } else {
+    UnpackAndMultiply<Codec>(args);
+  }
 }
 
 // Calls body(a value of the codec's type).

@@ -1,5 +1,6 @@
 #include "worker/model/vector_ops.h"
 
+#include <algorithm>
 #include <cmath>
 
 #undef HWY_TARGET_INCLUDE
@@ -83,6 +84,34 @@ void RotateHalvesKernel(const float* x, const float* cosines, const float* sines
   });
 }
 
+float Largest(const float* x, int64_t size) {
+  const D d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto largest = hn::Set(d, x[0]);
+  int64_t i = 0;
+  for (; i + lanes <= size; i += lanes) largest = hn::Max(largest, hn::LoadU(d, x + i));
+  float result = hn::GetLane(hn::MaxOfLanes(d, largest));
+  for (; i < size; ++i) result = std::max(result, x[i]);
+  return result;
+}
+
+// Sums in double: there are tens of thousands of terms.
+double LogSumExpKernel(const float* x, int64_t size) {
+  const hn::ScalableTag<double> wide;
+  const hn::Rebind<float, decltype(wide)> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const float largest = Largest(x, size);
+  auto sum = hn::Zero(wide);
+  int64_t i = 0;
+  for (; i + lanes <= size; i += lanes) {
+    const auto below = hn::Sub(hn::LoadU(d, x + i), hn::Set(d, largest));
+    sum = hn::Add(sum, hn::PromoteTo(wide, hn::Exp(d, below)));
+  }
+  double total = hn::GetLane(hn::SumOfLanes(wide, sum));
+  for (; i < size; ++i) total += std::exp(static_cast<double>(x[i]) - largest);
+  return largest + std::log(total);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace heavywater
 HWY_AFTER_NAMESPACE();
@@ -94,6 +123,7 @@ HWY_EXPORT(RmsNormKernel);
 HWY_EXPORT(SiluMultiplyKernel);
 HWY_EXPORT(AddToKernel);
 HWY_EXPORT(RotateHalvesKernel);
+HWY_EXPORT(LogSumExpKernel);
 
 void RmsNorm(const float* x, const float* weight, float epsilon, int64_t size, float* out) {
   HWY_DYNAMIC_DISPATCH(RmsNormKernel)(x, weight, epsilon, size, out);
@@ -110,6 +140,10 @@ void AddTo(const float* x, int64_t size, float* sum) {
 void RotateHalves(const float* x, const float* cosines, const float* sines, int64_t half,
                   float* out) {
   HWY_DYNAMIC_DISPATCH(RotateHalvesKernel)(x, cosines, sines, half, out);
+}
+
+double LogSumExp(const float* x, int64_t size) {
+  return HWY_DYNAMIC_DISPATCH(LogSumExpKernel)(x, size);
 }
 
 }  // namespace heavywater

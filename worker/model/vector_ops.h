@@ -20,4 +20,7 @@ void AddTo(const float* x, int64_t size, float* sum);
 void RotateHalves(const float* x, const float* cosines, const float* sines, int64_t half,
                   float* out);
 
+// log(sum of exp(x[i])), to single precision; size >= 1, no NaN, the largest finite.
+double LogSumExp(const float* x, int64_t size);
+
 }  // namespace heavywater

@@ -167,8 +167,7 @@ absl::Status AttentionEngine::CompressPrompt(size_t index) {
 }
 
 absl::Status AttentionEngine::Reduce(DeviceSpan<int64_t> buffer) {
-  group_status_ = communicator_.AllReduceSum(buffer, cache_.stream());
-  if (group_status_.ok()) group_status_ = communicator_.Settle(cache_.stream());
+  group_status_ = SumInPlace(buffer, communicator_, cache_.stream());
   return group_status_;
 }
 

@@ -4,6 +4,7 @@
 
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "cache_service/base/step_phases.h"
 #include "worker/cache/device_bytes.h"
 #include "worker/rank/plan.h"
 #include "worker/rank/step_exchange.h"
@@ -50,6 +51,7 @@ absl::Status AttentionStep::Admit(ActiveItem& item) {
 }
 
 absl::Status AttentionStep::AppendAndAttend(int layer, const AttentionRows& rows) {
+  const StepPhaseScope phase(StepPhase::kAttention);
   HW_RETURN_IF_ERROR(AppendKv(layer, rows));
   HW_RETURN_IF_ERROR(ObserveQueries(layer, rows));
   return Attend(layer, rows);
@@ -139,11 +141,15 @@ absl::Status AttentionStep::ZeroRowsThatDoNotRun(const AttentionRows& rows) {
   return absl::OkStatus();
 }
 
-absl::Status AttentionStep::BeforeReduce() { return exchange_->Fill(items_); }
+absl::Status AttentionStep::BeforeReduce() {
+  const StepPhaseScope phase(StepPhase::kScores);
+  return exchange_->Fill(items_);
+}
 
 DeviceSpan<int64_t> AttentionStep::reduce_buffer() { return exchange_->reduce_buffer(); }
 
 absl::Status AttentionStep::AfterReduce() {
+  const StepPhaseScope phase(StepPhase::kScores);
   if (absl::Status status = exchange_->Read(items_); !status.ok()) {
     UndoAll(status);
     return status;
@@ -161,6 +167,7 @@ absl::Status AttentionStep::AfterReduce() {
 }
 
 absl::Status AttentionStep::Finish(int64_t index) {
+  const StepPhaseScope phase(StepPhase::kPlan);
   ActiveItem& item = items_[index];
   item.sequence->CommitAppend(item.spec.num_tokens, item.slots);
   if (!item.plans()) return absl::OkStatus();

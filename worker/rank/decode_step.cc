@@ -5,7 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "cache_service/base/step_phases.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/rank/group_sum.h"
 #include "worker/rank/workspace.h"
 
 namespace heavywater {
@@ -18,13 +20,13 @@ DecodeStep::DecodeStep(RankCache& cache, Model& model)
 
 absl::Status DecodeStep::Run(const StepDescriptor& descriptor, Communicator& communicator) {
   HW_RETURN_IF_ERROR(Before(descriptor));
-  absl::Status reduced = communicator.AllReduceSum(reduce_buffer(), cache_.stream());
-  if (reduced.ok()) reduced = communicator.Settle(cache_.stream());
+  const absl::Status reduced = SumInPlace(reduce_buffer(), communicator, cache_.stream());
   if (!reduced.ok()) {
     attention_.UndoAll(reduced);
     return reduced;
   }
   HW_RETURN_IF_ERROR(After());
+  const StepPhaseScope phase(StepPhase::kReduce);
   return communicator.Settle(cache_.stream());  // the logits' gather
 }
 

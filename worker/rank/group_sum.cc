@@ -4,8 +4,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
+#include "cache_service/base/step_phases.h"
 
 namespace heavywater {
+
+absl::Status SumInPlace(DeviceSpan<int64_t> data, Communicator& communicator, Stream& stream) {
+  const StepPhaseScope phase(StepPhase::kReduce);
+  HW_RETURN_IF_ERROR(communicator.AllReduceSum(data, stream));
+  return communicator.Settle(stream);
+}
 
 absl::StatusOr<std::vector<int64_t>> SumOverRanks(std::vector<int64_t> numbers, Backend& backend,
                                                   Communicator& communicator, Stream& stream) {
@@ -15,8 +22,7 @@ absl::StatusOr<std::vector<int64_t>> SumOverRanks(std::vector<int64_t> numbers, 
                       backend.Allocate(count * static_cast<int64_t>(sizeof(int64_t))));
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(numbers));
   HW_RETURN_IF_ERROR(backend.CopyToDevice(buffer.As<std::byte>(0, bytes.size()), bytes, stream));
-  HW_RETURN_IF_ERROR(communicator.AllReduceSum(buffer.As<int64_t>(0, count), stream));
-  HW_RETURN_IF_ERROR(communicator.Settle(stream));
+  HW_RETURN_IF_ERROR(SumInPlace(buffer.As<int64_t>(0, count), communicator, stream));
   HW_RETURN_IF_ERROR(backend.CopyToHost(bytes, buffer.As<std::byte>(0, bytes.size()), stream));
   HW_RETURN_IF_ERROR(backend.Synchronize(stream));
   return numbers;

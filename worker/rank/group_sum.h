@@ -1,4 +1,4 @@
-// Sums of a few numbers over the ranks, outside the step.
+// Sums over the ranks of what a step or a command exchanges.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,9 @@
 #include "worker/comm/communicator.h"
 
 namespace heavywater {
+
+// A collective: device memory in place, ready for the host.
+absl::Status SumInPlace(DeviceSpan<int64_t> data, Communicator& communicator, Stream& stream);
 
 // A collective: every rank passes as many numbers.
 absl::StatusOr<std::vector<int64_t>> SumOverRanks(std::vector<int64_t> numbers, Backend& backend,

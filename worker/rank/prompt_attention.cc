@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "cache_service/base/step_phases.h"
 #include "worker/rank/agreement.h"
 #include "worker/rank/prompt_layer.h"
 #include "worker/rank/sequence_cache.h"
@@ -38,11 +39,13 @@ int64_t PromptAttention::num_tokens() const { return sequence_.options().prompt_
 void PromptAttention::AppendAndAttend(int layer, Position first, int64_t count,
                                       const AttentionRows& rows) {
   HW_CHECK(!done() && layer >= layer_);
+  const StepPhaseScope phase(StepPhase::kAttention);
   if (local_status_.ok()) local_status_ = whole_->AppendAndAttend(layer, first, count, rows);
 }
 
 absl::Status PromptAttention::BeforeReduce() {
   HW_CHECK(!done());
+  const StepPhaseScope phase(StepPhase::kScores);
   if (local_status_.ok()) local_status_ = whole_->CollectSums(layer_);
   Agreement agreement(cache_.options().rank, cache_.options().world_size, kPromptFields);
   agreement.Set(kStatus, static_cast<int64_t>(local_status_.code()));
@@ -70,6 +73,7 @@ absl::Status PromptAttention::CheckAgreement(std::span<const int64_t> entries) {
 
 absl::Status PromptAttention::AfterReduce() {
   HW_CHECK(!done());
+  const StepPhaseScope phase(StepPhase::kPlan);
   HW_ASSIGN_OR_RETURN(const std::vector<int64_t> entries, whole_->ReadAgreement());
   if (absl::Status status = CheckAgreement(entries); !status.ok()) {
     Break(status);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "worker/rank/group_sum.h"
 #include "worker/rank/sequence_cache.h"
 #include "worker/rank/sequence_memory.h"
 #include "worker/rank/workspace.h"
@@ -103,8 +104,7 @@ absl::StatusOr<DeviceSpan<const float>> PromptPass::ComputeLogits() {
 absl::StatusOr<DeviceSpan<const float>> PromptPass::Run(Communicator& communicator) {
   while (!done()) {
     HW_RETURN_IF_ERROR(LayerBefore());
-    HW_RETURN_IF_ERROR(communicator.AllReduceSum(reduce_buffer(), cache_.stream()));
-    HW_RETURN_IF_ERROR(communicator.Settle(cache_.stream()));
+    HW_RETURN_IF_ERROR(SumInPlace(reduce_buffer(), communicator, cache_.stream()));
     HW_RETURN_IF_ERROR(LayerAfter());
   }
   HW_ASSIGN_OR_RETURN(const DeviceSpan<const float> logits, ComputeLogits());

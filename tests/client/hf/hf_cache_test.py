@@ -1,5 +1,6 @@
 """What `generate` asks of a cache: chunks, padding, turns, refusals, bytes that are really freed."""
 
+import copy
 import ctypes
 from pathlib import Path
 
@@ -156,8 +157,20 @@ def test_a_cache_whose_step_has_failed_says_so_until_it_is_reset():
 def test_training_is_refused():
     model = tiny("llama").train()
     cache = heavywater.hf.attach(model, policy="full")
-    with pytest.raises(ValueError, match=r"call model.eval\(\)"):
-        model(prompt(5), cache=cache)
+    for error in (ValueError, RuntimeError):  # what was refused, and that the cache has to be reset
+        with pytest.raises(error, match=r"call model.eval\(\)"):
+            model(prompt(5), cache=cache)
+    cache.reset()
+    assert greedy(model.eval(), prompt(5), 3, cache=cache).shape == (1, 3)
+
+
+def test_a_copy_of_a_model_generates_itself():
+    model = tiny("llama")
+    heavywater.hf.attach(model)
+    twin = copy.deepcopy(model)
+    twin.lm_head.weight.data.neg_()
+    ids = prompt(20)
+    assert not torch.equal(greedy(twin, ids, 8), greedy(model, ids, 8))
 
 
 def test_a_model_whose_attention_was_set_back_does_not_go_on_silently():

@@ -60,6 +60,7 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
     down: bool = False  # Generate is refused before it is accepted
     refusal: tuple[grpc.StatusCode, str] | None = None  # likewise, with this
     cancelled: threading.Event = field(default_factory=threading.Event)
+    context_tokens: int = 0  # longer sequences are refused; 0: none
     before_accepting: Callable[[], object] = lambda: None
     after_accepting: Callable[[], object] = lambda: None
     answer: Callable[[generation_pb2.GenerateRequest], str] | None = None  # instead, in the vocabulary's letters
@@ -81,6 +82,8 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "the group is not complete")
         if self.refusal:
             context.abort(*self.refusal)
+        if 0 < self.context_tokens < seen + count:
+            context.abort(grpc.StatusCode.OUT_OF_RANGE, f"prompt of {prompt} tokens, and {count} new ones are too many")
         self.before_accepting()
         yield generation_pb2.GenerateResponse(sequence_id=42)
         self.after_accepting()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -12,9 +13,14 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from client_fakes import FakeServers, fake_servers
+from heavywater import aio
 from heavywater.errors import HeavywaterError
+from heavywater.http.answer import Answer, Background
+from heavywater.http.asked import asked_completion
 from heavywater.http.options import HttpOptions
+from heavywater.http.respond import AnswerResponse, Running
 from heavywater.http.server import HttpServer
+from heavywater.http.shapes import Shape
 
 TEXT = {"model": "tiny", "prompt": "abc", "max_tokens": 4}
 ENDLESS = {**TEXT, "max_tokens": 10_000_000}
@@ -139,6 +145,27 @@ def test_a_client_that_goes_ends_its_generation(servers: FakeServers, stream: bo
                 client.post("/v1/completions", json=ENDLESS, timeout=httpx.Timeout(5, read=0.5))
         assert servers.worker.cancelled.wait(5)
         wait_until(lambda: servers.cache.closed == [42])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_reads_nothing_keeps_no_room(servers: FakeServers, stream: bool) -> None:
+    """It is there, and what is sent to it never goes."""
+
+    async def never(*arguments: object) -> dict[str, object]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def main() -> int:
+        options, running = HttpOptions(servers.address, request_timeout_s=0.3), Running(1)
+        asked = asked_completion({**(ENDLESS if stream else TEXT), "stream": stream}, options)
+        async with aio.Client(worker=servers.address) as client:
+            shape = Shape(asked, await client.get_model(), "tiny")
+            answer = Answer(client, asked, asked.prompts, asked.max_tokens, 4096, Background())
+            await asyncio.wait_for(AnswerResponse(answer, shape, options, running)({"type": "http"}, never, never), 10)
+        return running.count
+
+    assert asyncio.run(main()) == 0
+    assert servers.worker.cancelled.wait(5)
 
 
 def test_a_client_that_goes_before_its_request_is_accepted_leaves_no_sequence(servers: FakeServers) -> None:

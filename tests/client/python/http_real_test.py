@@ -94,6 +94,13 @@ def test_a_prompt_beyond_the_context_is_refused_with_its_code(api: openai.OpenAI
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_a_chat_beyond_the_context_is_refused_with_the_servers_count(api: openai.OpenAI, nothing_left: None) -> None:
+    messages = [{"role": "user", "content": STORY * 15}]
+    with pytest.raises(openai.BadRequestError, match=r"prompt of (9|10|11)\d\d\d tokens") as caught:
+        api.chat.completions.create(model="smollm", messages=messages)
+    assert caught.value.code == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("moment", ["in the prompt", "between tokens"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_leaves_nothing_behind(url: str, nothing_left: None, moment: str, stream: bool) -> None:

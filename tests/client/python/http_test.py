@@ -13,6 +13,7 @@ import pytest
 from client_fakes import FakeServers, fake_servers
 from heavywater.http.options import HttpOptions
 from heavywater.http.server import HttpServer
+from heavywater.model import Model
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "abc", "max_tokens": 4}
@@ -100,10 +101,45 @@ def test_a_chat_is_asked_in_the_models_template(api: openai.OpenAI, servers: Fak
     assert request.sampling.temperature == 1.0  # as OpenAI's
 
 
-def test_a_chat_without_a_number_gets_what_the_context_has_room_for(api: openai.OpenAI, servers: FakeServers) -> None:
-    content = "a" * 4064  # of a context of 4096
-    api.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
-    assert 1 <= servers.worker.requests[0].max_new_tokens < 6
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_without_a_number_gets_what_the_context_has_room_for(
+    endpoint: httpx.Client, servers: FakeServers, stream: bool
+) -> None:
+    servers.worker.context_tokens = 4096  # as the model says
+    chat = {"messages": [{"role": "user", "content": "a" * 4043}], "stream": stream, "n": 2}  # 4093 with the template
+    assert endpoint.post("/v1/chat/completions", json=chat).status_code == 200
+    assert [request.max_new_tokens for request in servers.worker.requests] == [6, 6, 3, 3]
+    assert servers.cache.closed == [42, 42]
+    refused = endpoint.post("/v1/chat/completions", json={**chat, "max_tokens": 6})  # asked for
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    chat["messages"][0]["content"] += "a" * 4
+    assert endpoint.post("/v1/chat/completions", json=chat).status_code == 400
+
+
+def test_a_long_chat_is_not_tokenized_here(
+    endpoint: httpx.Client, servers: FakeServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take seconds, and keep all others waiting: the tokenizer holds Python's lock."""
+    monkeypatch.setattr(Model, "encode", lambda model, text: pytest.fail("the endpoint tokenizes"))
+    for content in ("hi", "word " * 500_000):
+        chat = {"messages": [{"role": "user", "content": content}]}
+        assert endpoint.post("/v1/chat/completions", json=chat).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "x" * 4_200_000}),
+        ("completions", {"prompt": [49_000] * 840_000}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 4_200_000}]}),
+    ],
+)
+def test_a_prompt_that_no_message_holds_is_too_large(
+    endpoint: httpx.Client, servers: FakeServers, path: str, body: dict[str, object]
+) -> None:
+    response = endpoint.post(f"/v1/{path}", json=body)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+    assert servers.worker.requests == []
 
 
 def test_a_stream_has_the_same_text_in_pieces_and_ends_with_done(endpoint: httpx.Client) -> None:
@@ -145,6 +181,20 @@ def test_logprobs_are_those_of_the_tokens_drawn(api: openai.OpenAI) -> None:
     chat = api.chat.completions.create(**CHAT, max_tokens=2, logprobs=True)
     assert len(chat.choices[0].logprobs.content) == 2
     assert api.completions.create(**TEXT).choices[0].logprobs is None
+    assert api.completions.create(**TEXT, logprobs=False).choices[0].logprobs is None
+    chunks = list(api.completions.create(**TEXT, logprobs=0, n=2, stream=True))
+    for index in (0, 1):  # offsets count on from chunk to chunk
+        mine = [chunk.choices[0].logprobs.text_offset for chunk in chunks if chunk.choices[0].index == index]
+        assert [offset for offsets in mine for offset in offsets] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("field", ["top_p", "temperature"])
+@pytest.mark.parametrize("value", [0, 1e-46, 1e-300])
+def test_what_is_too_small_for_the_servers_leaves_the_likeliest_token(
+    endpoint: httpx.Client, servers: FakeServers, field: str, value: float
+) -> None:
+    endpoint.post("/v1/completions", json={**TEXT, "temperature": 2, field: value})
+    assert servers.worker.requests[0].sampling.temperature == 0
 
 
 def test_sequences_are_closed_unless_they_are_to_be_kept(endpoint: httpx.Client, servers: FakeServers) -> None:
@@ -186,6 +236,9 @@ def test_an_answer_goes_on_after_a_worker_has_died(api: openai.OpenAI, servers: 
         ("completions", {"frequency_penalty": 0.5}, "frequency_penalty"),
         ("completions", {"unheard_of": 1}, "unheard_of"),
         ("completions", {"user": "x" * 129}, "user"),
+        ("completions", {"user": {}, "heavywater": {"tenant": "t"}}, "user"),
+        ("completions", {"heavywater": {"tenant": "x" * 129}}, "heavywater.tenant"),
+        ("completions", {"logprobs": 0.5}, "logprobs"),
         ("completions", {"heavywater": []}, "heavywater"),
         ("completions", {"heavywater": {"polcy": "h2o"}}, "heavywater.polcy"),
         ("completions", {"heavywater": {"heavy_tokens": 2**63}}, "heavywater.heavy_tokens"),
@@ -225,12 +278,21 @@ def test_what_is_no_json_object_is_refused(endpoint: httpx.Client, body: bytes) 
     assert "the body is" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("where", [{}, {"heavywater": {}}, {"stream_options": {}}])
+def test_a_field_whose_name_is_no_unicode_is_refused(endpoint: httpx.Client, where: dict[str, dict[str, int]]) -> None:
+    body = {**TEXT, "\ud800": 1} if not where else {**TEXT, **{name: {"\ud800" * 2000: 1} for name in where}}
+    response = endpoint.post("/v1/completions", content=json.dumps(body))
+    assert response.status_code == 400
+    assert "\\ud800" in response.json()["error"]["param"]
+    assert len(response.text) < 20_000
+
+
 def test_garbage_of_any_kind_is_the_clients_fault(endpoint: httpx.Client) -> None:
     rng = random.Random(7)
     whole = {**TEXT, **CHAT, "stop": ["x"], "heavywater": {"policy": "h2o"}, "stream_options": {}, "n": 1, "seed": 1}
     values = [None, True, -1, 2**70, 1e300, "", "x", [], [[]], {}, {"a": []}, [None], [{"role": "user"}]]
     seen = set()
-    for _ in range(150):
+    for _ in range(100):
         body = {key: rng.choice(values) if rng.random() < 0.2 else value for key, value in whole.items()}
         path = rng.choice(["completions", "chat/completions"])
         body.pop("messages" if path == "completions" else "prompt")

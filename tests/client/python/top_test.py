@@ -165,7 +165,8 @@ def test_a_cache_service_that_is_not_there_is_one_message() -> None:
     done = run_top("--cache", "127.0.0.1:1", "--once")
     assert done.returncode == 1
     assert done.stderr.startswith("error: UNAVAILABLE")
-    assert "--once" in run_top("--json").stderr
+    assert "--json without --once" in run_top("--json").stderr
+    assert "no terminal, want --once" in run_top().stderr
 
 
 def test_the_figures_of_real_servers_add_up(local_servers: LocalServers) -> None:

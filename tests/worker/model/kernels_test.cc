@@ -1,5 +1,6 @@
 // The vector kernels on every instruction set that this machine has.
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -45,7 +46,7 @@ void Multiply(const FloatProduct& of) {
 TEST_P(KernelsTest, MatmulSumsProductsForAnyShape) {
   for (const int64_t cols : {1, 7, 16, 48, 100}) {
     for (const int64_t rows : {1, 3, 8, 13}) {
-      for (const int64_t tokens : {1, 2, 3, 4, 6, 9}) {
+      for (const int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16}) {
         const auto weights = Random(static_cast<size_t>(rows * cols), 1);
         const auto x = Random(static_cast<size_t>(tokens * cols), 2);
         const int64_t stride = rows + 2;
@@ -115,6 +116,22 @@ TEST_P(KernelsTest, AddToAddsEveryElement) {
   const std::vector<float> before = sum;
   AddTo(x.data(), 53, sum.data());
   for (size_t i = 0; i < sum.size(); ++i) EXPECT_EQ(sum[i], before[i] + x[i]);
+}
+
+TEST_P(KernelsTest, LogSumExpIsThatOfDoublesForAnyLength) {
+  for (const int64_t size : {1, 3, 8, 17, 1000, 49152}) {
+    auto x = Random(static_cast<size_t>(size), 3);
+    for (float& value : x) value = value * 20 + 100;  // exp(x) alone overflows
+    double sum = 0;
+    for (const float value : x) sum += std::exp(static_cast<double>(value) - 100);
+    EXPECT_NEAR(LogSumExp(x.data(), size), 100 + std::log(sum), 1e-5) << size;
+  }
+}
+
+TEST_P(KernelsTest, LogSumExpTakesImpossibleTokens) {
+  std::vector<float> x(100, -std::numeric_limits<float>::infinity());
+  x[70] = -3;
+  EXPECT_NEAR(LogSumExp(x.data(), 100), -3, 1e-6);
 }
 
 TEST_P(KernelsTest, RotationTurnsEachPairByItsAngleAndKeepsItsLength) {

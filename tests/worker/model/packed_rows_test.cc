@@ -131,7 +131,7 @@ TEST_P(PackedRowsTest, RowsOfSeveralTypesShareACodec) {
 }
 
 TEST_P(PackedRowsTest, ProductsHaveTheSameBitsAsThoseOfTheFloats) {
-  std::vector<float> x(9 * kCols);
+  std::vector<float> x(16 * kCols);
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(UniformAt(99, i) - 0.5);
   const auto multiply = [&](const std::byte* weights, RowCodec codec, int64_t tokens) {
     std::vector<float> out(static_cast<size_t>(tokens * kRows));
@@ -150,7 +150,7 @@ TEST_P(PackedRowsTest, ProductsHaveTheSameBitsAsThoseOfTheFloats) {
     const std::vector<float> floats = random.Floats();
     const RowCodec codec = CodecFor(random.tensor(), {0, kCols});
     const auto packed = Pack(random.tensor(), {0, kCols}, codec);
-    for (const int64_t tokens : {1, 2, 3, 4, 9}) {
+    for (const int64_t tokens : {1, 2, 3, 4, 5, 7, 8, 9, 16}) {
       const auto want =
           multiply(std::as_bytes(std::span(floats)).data(), RowCodec::kFloat32, tokens);
       EXPECT_EQ(multiply(packed.data(), codec, tokens), want)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import deque
 from typing import Annotated
@@ -45,6 +46,8 @@ def top(
     addresses = [address for address in metrics.split(",") if address]
     if as_json_ and not once:
         raise ValueError("--json without --once, want both")
+    if not once and not sys.stdout.isatty():
+        raise ValueError("standard output is no terminal, want --once")
     with Client(cache=cache, timeout_s=5.0) as client:
         if once:
             _once(client, addresses, interval, as_json_)
@@ -71,7 +74,7 @@ def _watch(client: Client, addresses: list[str], interval: float) -> None:
     view, console = View(), Console()
     samples = deque([take_sample(client, addresses)])
     rates: Rates = rates_between(None, samples[-1])
-    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             problem = ""
             try:

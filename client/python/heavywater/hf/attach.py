@@ -44,7 +44,7 @@ def attach(
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise UnsupportedModelError(f"{type(model).__name__} does not take another attention implementation")
-    announce_prompts(model)
+    announce_prompts(type(model))
     return make_cache(
         model.config,
         policy=policy,
@@ -89,19 +89,20 @@ def make_cache(
     return HeavywaterCache(device, rows)
 
 
-def announce_prompts(model: Any) -> None:
-    """From now on `model.generate` tells a HeavywaterCache how long the prompt is, which chunks do not."""
-    generate = model.generate
+def announce_prompts(model_class: Any) -> None:
+    """From now on `generate` of this class tells a HeavywaterCache how long the prompt is, which chunks do not. (The
+    class: a copy of a model must not call the model that it is a copy of.)"""
+    generate = model_class.generate
     if getattr(generate, "_heavywater", False):
         return
 
     @functools.wraps(generate)
-    def announcing(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def announcing(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         announce_prompt(inputs, kwargs)
-        return generate(inputs, *args, **kwargs)
+        return generate(self, inputs, *args, **kwargs)
 
     announcing._heavywater = True  # type: ignore[attr-defined]
-    model.generate = announcing
+    model_class.generate = announcing
 
 
 def announce_prompt(inputs: Any, kwargs: dict[str, Any]) -> None:

@@ -43,15 +43,24 @@ def attention(
         dense = attention_mask.dense() if isinstance(attention_mask, MaskRequest) else attention_mask
         out, _ = sdpa_attention_forward(module, query, key, value, dense, scaling=scaling, **kwargs)
         return out, None
-    for name in _REFUSED:
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} attends with {name}, which is not served")
-    if module.training:
-        raise ValueError("a HeavywaterCache is for inference, but the model is in training mode; call model.eval()")
-    if not isinstance(attention_mask, MaskRequest):
-        raise ValueError(f"attention_mask is {type(attention_mask).__name__}, want [batch, tokens] with 0 for padding")
+    problem = _problem(module, attention_mask, kwargs)
+    if problem is not None:
+        layer.cache.fail(problem)
+        raise ValueError(problem)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return layer.attend(query, key, value, attention_mask.padding, scale), None
+
+
+def _problem(module: Any, attention_mask: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why this attention cannot be served."""
+    for name in _REFUSED:
+        if kwargs.get(name) is not None:
+            return f"{type(module).__name__} attends with {name}, which is not served"
+    if module.training:
+        return "a HeavywaterCache is for inference, but the model is in training mode; call model.eval()"
+    if not isinstance(attention_mask, MaskRequest):
+        return f"attention_mask is {type(attention_mask).__name__}, want [batch, tokens] with 0 for padding"
+    return None
 
 
 def register() -> None:

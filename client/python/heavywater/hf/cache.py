@@ -54,9 +54,12 @@ class HeavywaterCache(Cache):  # type: ignore[misc]
         try:
             return self._rows.attend(layer, queries, keys, values, padding, scale)
         except BaseException as error:
-            # The layers before this one have taken the tokens in: the batch cannot go on.
-            self._broken = f"{type(error).__name__}: {error}"
+            self.fail(f"{type(error).__name__}: {error}")
             raise
+
+    def fail(self, reason: str) -> None:
+        """A step has failed. Layers before the failing one have taken its tokens in: the batch cannot go on."""
+        self._broken = reason
 
     def check_usable(self) -> None:
         """RuntimeError once a step has failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,13 +13,14 @@ from typing import Any
 from heavywater.aio import Client, Generation
 from heavywater.errors import HeavywaterError
 from heavywater.generation import Token
-from heavywater.http.asked import Asked
+from heavywater.http.asked import Asked, Prompt
 from heavywater.http.figures import figures_of
 from heavywater.http.stops import StopMatcher
 
 # A request that is left before it is accepted: so long until it has a sequence to be closed.
 _ACCEPT_S = 10.0
 _QUEUED_PIECES = 64  # between the generations and who writes them out
+_PROMPT_TOKENS = re.compile(r"prompt of (\d+) tokens")
 _REASONS = {"length": "length", "eos": "stop", "forced": "stop"}
 
 
@@ -67,27 +69,35 @@ class Answer:
     they have ended, and their sequences are closed (unless they are to be kept)."""
 
     def __init__(
-        self, client: Client, asked: Asked, prompts: Sequence[str | tuple[int, ...]], max_tokens: int, work: Background
+        self,
+        client: Client,
+        asked: Asked,
+        prompts: Sequence[Prompt],
+        max_tokens: int,
+        context_tokens: int,
+        work: Background,
     ) -> None:
-        """`prompts`: each gets asked.n answers, in a row."""
+        """`prompts`: each gets asked.n answers, in a row. `max_tokens`: asked.max_tokens, or what to try without it."""
         self._client = client
         self._asked = asked
         self._prompts = prompts
         self._max_tokens = max_tokens
+        self._context_tokens = context_tokens
         self._background = work
         self._choices: list[_Choice] = []
         self._readers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Answer:
         try:
-            for prompt in self._prompts:
-                for number in range(self._asked.n):
-                    self._choices.append(self._begin(prompt, number))
-            # They are not cancelled with the request: what is accepted has a sequence that must be closed.
-            accepted = [choice.accepted for choice in self._choices]
-            done, _ = await asyncio.wait(accepted, return_when=asyncio.FIRST_EXCEPTION)
-            for one in done:
-                one.result()
+            try:
+                await self._begin_all()
+            except HeavywaterError as error:
+                room = self._room(error)
+                if room < 1:
+                    raise
+                await self._leave()
+                self._max_tokens, self._choices = room, []
+                await self._begin_all()
         except BaseException:
             await self._leave()
             raise
@@ -116,7 +126,25 @@ class Answer:
             unfinished -= piece.finish_reason is not None
             yield piece
 
-    def _begin(self, prompt: str | tuple[int, ...], number: int) -> _Choice:
+    async def _begin_all(self) -> None:
+        """They are not cancelled with the request: what is accepted has a sequence that must be closed."""
+        for prompt in self._prompts:
+            for number in range(self._asked.n):
+                self._choices.append(self._begin(prompt, number))
+        accepted = [choice.accepted for choice in self._choices]
+        done, _ = await asyncio.wait(accepted, return_when=asyncio.FIRST_EXCEPTION)
+        for one in done:
+            one.result()
+
+    def _room(self, error: HeavywaterError) -> int:
+        """How many new tokens the context has room for after a prompt that is refused with the server's own number
+        of them; 0 where the request names one. The server counts: it has the model's tokenizer at hand."""
+        if self._asked.max_tokens is not None or error.code != "OUT_OF_RANGE":
+            return 0
+        found = _PROMPT_TOKENS.search(error.message)
+        return min(self._max_tokens - 1, self._context_tokens - int(found[1])) if found else 0
+
+    def _begin(self, prompt: Prompt, number: int) -> _Choice:
         generation = self._client.generate(
             prompt,
             max_new_tokens=self._max_tokens,

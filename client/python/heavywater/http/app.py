@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import time
@@ -28,8 +27,9 @@ from heavywater.http.respond import AnswerResponse, Running
 from heavywater.http.shapes import Shape
 from heavywater.model import Model
 
-# Where a client's tokenizer might count otherwise than the server's.
-_SPARE_TOKENS = 8
+# The servers take messages of 4 MiB; the request's other fields have the rest.
+_MAX_PROMPT_BYTES = (4 << 20) - (64 << 10)
+_TOKEN_BYTES = 5  # of an id, at most
 
 
 def create_app(options: HttpOptions, model: Model) -> Starlette:
@@ -81,9 +81,14 @@ class Endpoint:
 
     async def chat(self, request: Request) -> Response:
         asked, name = await self._asked(request, asked_chat)
-        # Tokenizing a long text takes long: not on the thread that all requests share.
-        prompt, max_tokens = await asyncio.to_thread(self._chat_prompt, asked)
-        return self._answer(asked, name, [prompt], max_tokens)
+        try:
+            prompt = self._model.chat(asked.messages)
+        except (jinja2.TemplateError, ValueError) as error:
+            raise ApiError(
+                400, f"messages: the model's chat template refuses them: {error}", param="messages"
+            ) from None
+        max_tokens = min(self._options.default_max_tokens, self._model.info.context_tokens)
+        return self._answer(asked, name, [prompt], asked.max_tokens or max_tokens)
 
     async def health(self, request: Request) -> Response:
         """Whether the worker takes requests."""
@@ -102,21 +107,14 @@ class Endpoint:
         return asked, self._served(asked.model)
 
     def _answer(self, asked: Asked, name: str, prompts: list[Prompt], max_tokens: int) -> Response:
-        answer = Answer(self._client, asked, prompts, max_tokens, self._background)
+        for prompt in prompts:
+            size = len(prompt.encode()) if isinstance(prompt, str) else _TOKEN_BYTES * len(prompt)
+            if size > _MAX_PROMPT_BYTES:
+                message = f"the prompt has {size} bytes as it is sent to the worker, want at most {_MAX_PROMPT_BYTES}"
+                raise ApiError(413, message, param="messages" if asked.is_chat else "prompt", code="request_too_large")
+        context_tokens = self._model.info.context_tokens
+        answer = Answer(self._client, asked, prompts, max_tokens, context_tokens, self._background)
         return AnswerResponse(answer, Shape(asked, self._model, name), self._options, self._running)
-
-    def _chat_prompt(self, asked: Asked) -> tuple[str, int]:
-        """The conversation as the model reads it, and how long the answer may be."""
-        try:
-            prompt = self._model.chat(asked.messages)
-        except (jinja2.TemplateError, ValueError) as error:
-            raise ApiError(
-                400, f"messages: the model's chat template refuses them: {error}", param="messages"
-            ) from None
-        if asked.max_tokens is not None:
-            return prompt, asked.max_tokens
-        room = self._model.info.context_tokens - len(self._model.encode(prompt)) - _SPARE_TOKENS
-        return prompt, max(1, min(room, self._options.default_max_tokens))
 
     def _authorize(self, request: Request) -> None:
         """Raises ApiError unless the request has the key, where one is wanted."""

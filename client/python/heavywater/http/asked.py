@@ -19,6 +19,7 @@ _MAX_TOKENS = 2**31 - 1
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 256
 _MAX_TENANT_BYTES = 128
+_LEAST_FLOAT = 1.2e-38  # of 32 bits, as the API's
 _DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI's
 _IGNORED = ("metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -60,8 +61,8 @@ def asked_completion(values: dict[str, Any], options: HttpOptions) -> Asked:
     fields = Fields(values)
     prompts = _prompts(fields.take("prompt"))
     max_tokens = fields.integer("max_tokens", 1, _MAX_TOKENS) or _DEFAULT_COMPLETION_TOKENS
-    logprobs = fields.take("logprobs") is not None
     fields.want("logprobs", 0, False)
+    logprobs = fields.take("logprobs") is not None and fields.take("logprobs") is not False
     fields.want("echo", False)
     fields.want("suffix", "")
     fields.want("best_of", 1)
@@ -108,13 +109,13 @@ def _asked(
         raise invalid("prompt", f"{len(prompts)} prompts and n {n}, want at most {options.max_choices} answers")
     extension = fields.nested("heavywater")
     policy = policy_of(extension)
-    tenant = extension.text("tenant") or fields.text("user")
-    if len(tenant.encode()) > _MAX_TENANT_BYTES:
-        raise invalid("user", f"has {len(tenant.encode())} bytes, want at most {_MAX_TENANT_BYTES}")
-    fields.ignore("user")
+    user = _tenant(fields, "user")
+    tenant = _tenant(extension, "tenant") or user
     keep = extension.boolean("keep")
     extension.done()
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
+    if top_p is not None and top_p < _LEAST_FLOAT:
+        temperature = 0.0  # the likeliest token alone; as a float it would be 0, which is all tokens
     seed = fields.integer("seed", -(2**63), 2**64 - 1)
     asked = Asked(
         model=fields.text("model"),
@@ -122,8 +123,7 @@ def _asked(
         messages=messages,
         n=n,
         max_tokens=max_tokens,
-        # A top_p of 0 leaves the likeliest token alone.
-        temperature=0.0 if top_p == 0 else 1.0 if temperature is None else temperature,
+        temperature=1.0 if temperature is None else temperature if temperature >= _LEAST_FLOAT else 0.0,
         top_p=1.0 if top_p is None else top_p,
         top_k=fields.integer("top_k", 0, _MAX_TOKENS) or 0,
         seed=secrets.randbits(63) if seed is None else seed % 2**64,
@@ -138,6 +138,13 @@ def _asked(
     )
     fields.done()
     return asked
+
+
+def _tenant(fields: Fields, field: str) -> str:
+    text = fields.text(field)
+    if len(text.encode()) > _MAX_TENANT_BYTES:
+        raise invalid(fields.name(field), f"has {len(text.encode())} bytes, want at most {_MAX_TENANT_BYTES}")
+    return text
 
 
 def _prompts(value: object) -> tuple[Prompt, ...]:

@@ -11,6 +11,7 @@ from heavywater.errors import HeavywaterError
 
 INVALID = "invalid_request_error"
 _RETRY_AFTER_S = "1"
+_MAX_CHARACTERS = 1000
 # Status, type and code of the servers' codes; others are this server's fault: 500.
 _OF_CODE = {
     "INVALID_ARGUMENT": (400, INVALID, None),
@@ -38,14 +39,19 @@ class ApiError(Exception):
     code: str | None = None
 
     def body(self) -> dict[str, object]:
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        param = None if self.param is None else _printable(self.param)
+        return {"error": {"message": _printable(self.message), "type": self.kind, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         headers = {"retry-after": _RETRY_AFTER_S} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
+
+
+def _printable(text: str) -> str:
+    """As UTF-8 can hold it, and not endless: it may quote what a client has sent."""
+    return text[:_MAX_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
 
 def invalid(param: str, message: str) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from heavywater.http.errors import ApiError, of_server
 from heavywater.http.options import HttpOptions
 from heavywater.http.shapes import Shape
 
+_FAREWELL_S = 2.0  # for an error to be read
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -84,6 +86,7 @@ class AnswerResponse(Response):
                         await self._stream(answer, send)
                         return
                     pieces = [piece async for piece in answer.pieces(self._options.keepalive_s) if piece is not None]
+                self._started = True
                 await JSONResponse(self._shape.whole(pieces))(scope, receive, send)
         except HeavywaterError as error:
             await self._fail(of_server(error), scope, receive, send)
@@ -92,8 +95,8 @@ class AnswerResponse(Response):
             await self._fail(ApiError(504, message, "server_error", code="timeout"), scope, receive, send)
 
     async def _stream(self, answer: Answer, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
         self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
         await self._events(send, self._shape.opening())
         last: list[Piece] = []
         async for piece in answer.pieces(self._options.keepalive_s):
@@ -113,10 +116,13 @@ class AnswerResponse(Response):
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream that has begun cannot change its status: it ends with the error, and without [DONE]."""
-        if not self._started:
-            await error.response()(scope, receive, send)
-        else:
-            await _write(send, f"data: {json.dumps(error.body())}\n\n", more=False)
+        # Nor is a client waited for that reads no more: what is not taken is lost with the connection.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                if not self._started:
+                    await error.response()(scope, receive, send)
+                elif self._shape.asked.stream:
+                    await _write(send, f"data: {json.dumps(error.body())}\n\n", more=False)
 
 
 async def _write(send: Send, text: str, *, more: bool = True) -> None:

@@ -24,6 +24,7 @@ class Shape:
     model: str  # the name it was asked for by
     created_s: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _offsets: dict[int, int] = field(default_factory=dict)  # by choice: characters whose tokens were given out
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, object]:
         """The answer in one object."""
@@ -50,7 +51,7 @@ class Shape:
             choice["delta"] = {"content": piece.text} if piece.text else {}
         else:
             choice["text"] = piece.text
-        choice["logprobs"] = self._logprobs(piece.tokens)
+        choice["logprobs"] = self._logprobs(piece.choice, piece.tokens)
         if piece.figures is not None:
             choice["heavywater"] = piece.figures
         return self._chunk(choice)
@@ -88,7 +89,7 @@ class Shape:
         choice: dict[str, object] = {
             "index": index,
             "finish_reason": pieces[-1].finish_reason,
-            "logprobs": self._logprobs([token for piece in pieces for token in piece.tokens]),
+            "logprobs": self._logprobs(index, [token for piece in pieces for token in piece.tokens]),
             "heavywater": pieces[-1].figures,
         }
         if self.asked.is_chat:
@@ -97,7 +98,7 @@ class Shape:
             choice["text"] = text
         return choice
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, object] | None:
+    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, object] | None:
         """Of the tokens that were drawn, at temperature 1; of no others."""
         if not self.asked.logprobs:
             return None
@@ -109,9 +110,11 @@ class Shape:
                     for text, token in zip(texts, tokens, strict=True)
                 ]
             }
+        offsets = list(accumulate(map(len, texts), initial=self._offsets.get(choice, 0)))
+        self._offsets[choice] = offsets.pop()
         return {
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": None,
-            "text_offset": list(accumulate(map(len, texts), initial=0))[: len(texts)],
+            "text_offset": offsets,
         }
