@@ -292,3 +292,17 @@ def test_load_refuses_what_it_cannot_run_before_it_starts_anything(arguments: li
     assert done.returncode == 1
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def test_files_and_numbers_that_make_no_sense_are_named(servers: FakeServers, tmp_path: Path) -> None:
+    file = tmp_path / "picture.png"
+    file.write_bytes(b"\x89PNG")
+    addresses = ["--address", servers.address, "--cache", servers.address]
+    for arguments, complaint in (
+        (["generate", "--file", str(file)], "picture.png is no UTF-8 text"),
+        (["load", "--rate", "nan"], "--rate nan"),
+        (["load", "--metrics", "http://x/metrics"], "--metrics http://x/metrics"),
+    ):
+        done = run(*arguments, *addresses)
+        assert done.returncode == 1
+        assert complaint in done.stderr

@@ -22,11 +22,14 @@ MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)]
 
 
 def read_text(prompt: str, file: Path | None) -> str:
-    """The text, from where it is. Raises ValueError unless exactly one of the two is given."""
+    """The text, from where it is. Raises ValueError unless exactly one of the two is given, and it is text."""
     if bool(prompt) == bool(file):
         raise ValueError("give a text or --file, one of them")
     if file is not None:
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--file {file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
     return sys.stdin.read() if prompt == "-" else prompt
 
 
