@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,13 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: before the first question, not at it."""
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"the temperature is {self.temperature}, want a number of 0 or more")
+        if not 0 <= self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, want a number from 0 to 1")
 
 
 @dataclass

@@ -112,6 +112,13 @@ def test_an_interrupt_stops_the_answer_and_the_chat_goes_on(servers: FakeServers
     assert len(answer["content"]) > 100
 
 
+@pytest.mark.parametrize("option", ["--temperature=nan", "--top-p=2"])
+def test_an_option_that_no_server_takes_is_refused_before_the_first_question(servers: FakeServers, option: str) -> None:
+    done = subprocess.run(command(servers, option), input="", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

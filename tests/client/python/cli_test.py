@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from client_fakes import PIECES, FakeServers
 from heavywater import __version__
+from heavywater.cli.app import app
 from heavywater.v1 import generation_pb2
+from typer.testing import CliRunner
 
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -292,3 +295,47 @@ def test_load_refuses_what_it_cannot_run_before_it_starts_anything(arguments: li
     assert done.returncode == 1
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def run_here(*arguments: str) -> Result:
+    """In this process: a message is all that is looked at."""
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("generate --file PICTURE", "picture.png is no UTF-8 text"),
+        ("generate hi --system kind", "--system without --chat"),
+        ("generate hi --seed -1", "'--seed'"),
+        ("generate hi --top-k 99999999999", "'--top-k'"),
+        ("generate hi -n 99999999999", "'-n'"),
+        ("generate hi --sinks 99999999999", "'--sinks'"),
+        ("generate hi --policy recall --recall-tokens 99999999999", "--recall-tokens 99999999999"),
+        ("chat --seed -1", "'--seed'"),
+        ("inspect -- -1", "'SEQ'"),
+        ("inspect 99999999999999999999", "'SEQ'"),
+        ("load --rate nan", "--rate nan"),
+        ("load --metrics http://x/metrics", "--metrics http://x/metrics"),
+        ("eval ppl --text PICTURE", "picture.png is no UTF-8 text"),
+        ("eval ppl --offsets x", "--offsets x"),
+        ("eval ppl --budgets x", "--budgets x"),
+        ("eval needle --seeds x", "--seeds x"),
+        ("eval sweep --offsets 1,x", "--offsets 1,x"),
+        ("eval hypothesis --steps x", "--steps x"),
+    ],
+)
+def test_files_and_numbers_that_make_no_sense_are_named(
+    servers: FakeServers, tmp_path: Path, arguments: str, complaint: str
+) -> None:
+    file = tmp_path / "picture.png"
+    file.write_bytes(b"\x89PNG")
+    words = arguments.replace("PICTURE", str(file)).split()
+    addresses = ["--cache", servers.address]
+    if words[0] != "inspect" or "--" not in words:
+        words += addresses if words[0] == "inspect" else ["--address", servers.address, *addresses]
+    result = run_here(*words)
+    assert result.exit_code != 0
+    said = f"{result.exception} {result.output}"
+    assert complaint in said.replace("\n", " ")
+    assert servers.worker.requests == []

@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import httpx
 import pytest
 from client_fakes import FakeServers
@@ -36,6 +38,17 @@ def test_a_worker_that_is_not_there_is_one_message() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: UNAVAILABLE")
+
+
+def test_a_server_of_the_other_kind_is_named_as_such() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))  # that has none of the calls
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    command = [sys.executable, "-m", "heavywater", "http", "--port", "0", "--address", f"127.0.0.1:{port}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    server.stop(None)
+    assert done.returncode == 1
+    assert "is it the worker's address" in done.stderr
 
 
 def test_serve_starts_servers_and_endpoint_at_once() -> None:

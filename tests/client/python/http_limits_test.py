@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -112,6 +113,38 @@ def test_a_body_that_does_not_come_is_not_waited_for(servers: FakeServers) -> No
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         connection.settimeout(10)
         assert b" 408 " in connection.recv(4096).split(b"\r\n")[0]
+
+
+def test_headers_that_do_not_come_whole_are_not_waited_for(servers: FakeServers) -> None:
+    whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with endpoint(servers, headers_timeout_s=0.3) as client:
+        for sent in (b"", whole[:20], whole + whole[:20]):
+            with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+                connection.settimeout(4)  # uvicorn's keep-alive is longer
+                if sent:
+                    connection.sendall(sent[: len(whole)])
+                if len(sent) > len(whole):
+                    assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+                    connection.sendall(sent[len(whole) :])
+                with contextlib.suppress(ConnectionResetError):
+                    assert connection.recv(4096) == b""
+        assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"request_timeout_s": float("nan")}, "time limit"),
+        ({"request_timeout_s": 0.0}, "time limit"),
+        ({"api_key": "naïve"}, "printable ASCII"),
+        ({"model_names": ("a", "")}, "is empty"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(options: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        HttpOptions("worker:1", **options)
+    with pytest.raises(ValueError, match="host is empty"):
+        HttpServer(HttpOptions("worker:1"), host="")
 
 
 def test_more_answers_than_may_run_are_refused_and_the_room_comes_back(servers: FakeServers) -> None:

@@ -57,6 +57,11 @@ def _hint(error: HeavywaterError) -> str:
     """What to do about it, where that is known."""
     if error.code == "UNAVAILABLE" and "connect" in error.message.lower():
         return "\nhint: no server answers there; `heavywater serve` starts one and prints its addresses"
+    if error.code == "UNIMPLEMENTED":
+        return (
+            "\nhint: that server has no such call; is it the worker's address (rank 0, with a model) where the cache "
+            "service's is wanted, or the other way round?"
+        )
     return ""
 
 

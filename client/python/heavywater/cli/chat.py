@@ -18,7 +18,19 @@ from heavywater.chat_session import ChatSession, Sampling
 from heavywater.cli.chat_commands import COMMANDS, ChatCommands
 from heavywater.cli.connection import Address, CacheAddress, LocalModel, Ranks, connected
 from heavywater.cli.live import LiveText, mebibytes
-from heavywater.cli.policy import RECALL, Budget, DeviceRatio, Policy, Recall, RecallTokens, Scope, policy_options
+from heavywater.cli.policy import (
+    MAX_INT,
+    RECALL,
+    Budget,
+    DeviceRatio,
+    Policy,
+    Recall,
+    RecallTokens,
+    Scope,
+    Seed,
+    TopK,
+    policy_options,
+)
 from heavywater.conversation import Conversation
 from heavywater.errors import HeavywaterError
 from heavywater.generation import Token
@@ -30,7 +42,9 @@ _HEADING = "Ask; /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends."
 def chat(
     load: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A conversation that /save wrote.")] = None,
     system: Annotated[str, typer.Option(help="The system message.")] = "",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Of an answer.")] = 512,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, max=MAX_INT, help="Of an answer.")
+    ] = 512,
     policy: Policy = RECALL,
     scope: Scope = "layer",
     budget: Budget = 0.2,
@@ -39,8 +53,8 @@ def chat(
     device_ratio: DeviceRatio = 0.0,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that have this probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0 = all.")] = 0,
-    seed: int = 0,
+    top_k: TopK = 0,
+    seed: Seed = 0,
     model: LocalModel = None,
     ranks: Ranks = 1,
     address: Address = "",

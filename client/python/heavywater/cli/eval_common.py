@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from heavywater.book import read_book
 from heavywater.cli.policy import parse_recall_tokens
+from heavywater.cli.prompt import text_of
 from heavywater.eval.rows import RecallTokens
 from heavywater.local import LocalOptions
 
@@ -27,7 +28,7 @@ Threads = Annotated[int, typer.Option(min=0, help="Of the worker it starts [all 
 
 def text_or_book(text: Path | None) -> str:
     """What --text names."""
-    return text.read_text(encoding="utf-8") if text else read_book()
+    return text_of("--text", text) if text else read_book()
 
 
 def local_servers(threads: int, *, recall: bool) -> LocalOptions:
@@ -59,8 +60,19 @@ def counted(number: int, noun: str) -> str:
 
 
 def fractions(text: str) -> list[float]:
-    """A comma-separated list. Raises ValueError."""
-    return [float(part) for part in text.split(",")]
+    """What --budgets says, a comma-separated list. Raises ValueError."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--budgets {text}, want fractions with commas between") from None
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """A comma-separated list. Raises ValueError naming the option."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{option} {text}, want whole numbers with commas between")
+    return [int(part) for part in parts]
 
 
 def progress_bar(log: Console) -> Progress:

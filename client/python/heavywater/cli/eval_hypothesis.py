@@ -20,6 +20,7 @@ from heavywater.cli.eval_common import (
     local_servers,
     progress_bar,
     text_or_book,
+    whole_numbers,
 )
 from heavywater.cli.highlight import token_texts
 from heavywater.eval.hypothesis import CURVE, FIRST, HISTORY, Passage, look_at, mean_figures, runs_of
@@ -47,13 +48,13 @@ def hypothesis(
     log = Console(stderr=True)
     if address and not cache:
         raise ValueError("what positions received is read from the cache service: give --cache, too")
-    later = [int(step) for step in steps.split(",")]
+    later = whole_numbers("--steps", steps)
     if not all(1 <= step <= 4096 for step in later):
         raise ValueError(f"--steps {steps}, want numbers from 1 to 4096")
     content = text_or_book(text)
     settings = {"prompt": prompt, "steps": later, "text": str(text) if text else None}
     results = ResultsFile(state, settings)
-    wanted = [int(offset) for offset in offsets.split(",")]
+    wanted = whole_numbers("--offsets", offsets)
     missing = [offset for offset in wanted if str(offset) not in results]
     if missing:
         with connected(address, cache, local_servers(threads, recall=False), log) as client, progress_bar(log) as bar:

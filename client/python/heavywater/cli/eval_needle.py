@@ -20,6 +20,7 @@ from heavywater.cli.eval_common import (
     progress_bar,
     recall_of,
     text_or_book,
+    whole_numbers,
 )
 from heavywater.client import Client
 from heavywater.eval.haystack import DEPTHS, Needle, make_needles
@@ -62,7 +63,9 @@ def needle(
     with connected(address, cache, local_servers(threads, recall=recall is not False), log) as client:
         model = client.get_model()
         needles = [
-            one for seed in seeds.split(",") for one in make_needles(model, content, int(seed), variants, tokens)
+            one
+            for seed in whole_numbers("--seeds", seeds)
+            for one in make_needles(model, content, seed, variants, tokens)
         ]
         results = _run(client, rows, needles, whens, parallel, log)
     if as_json:

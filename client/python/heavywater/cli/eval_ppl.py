@@ -20,6 +20,7 @@ from heavywater.cli.eval_common import (
     progress_bar,
     recall_of,
     text_or_book,
+    whole_numbers,
 )
 from heavywater.eval.measure import make_windows
 from heavywater.eval.ppl import PplEvaluation, RowResult
@@ -61,7 +62,7 @@ def ppl(
         raise ValueError("--dump reads the kept positions from the cache service: give --cache, too")
     with connected(address, cache, local_servers(threads, recall=recall), log) as client:
         model = client.get_model()
-        windows = make_windows(model.encode(content), [int(o) for o in offsets.split(",")], prompt, continuation)
+        windows = make_windows(model.encode(content), whole_numbers("--offsets", offsets), prompt, continuation)
         with progress_bar(log) as progress:
             task = progress.add_task("tokens", total=len(rows) * len(windows) * continuation)
             evaluation = PplEvaluation(

@@ -22,6 +22,7 @@ from heavywater.cli.eval_common import (
     local_servers,
     progress_bar,
     text_or_book,
+    whole_numbers,
 )
 from heavywater.client import Client
 from heavywater.eval.kept import resident_shares
@@ -71,7 +72,7 @@ def sweep(
         return
     with connected(address, cache, local_servers(threads, recall=RECALL in policies), log) as client:
         model = client.get_model()
-        windows = make_windows(model.encode(content), [int(o) for o in offsets.split(",")], prompt, continuation)
+        windows = make_windows(model.encode(content), whole_numbers("--offsets", offsets), prompt, continuation)
         _measure(client, model.info.vocab_size, rows, windows, parallel, results, log)
         if plots is not None:
             words = f"{counted(len(windows), 'window')} of {prompt} + {continuation} tokens, {model.info.name}"

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from heavywater.cli.connection import Json
 from heavywater.cli.highlight import highlighted, token_texts
+from heavywater.cli.policy import MAX_SEED
 from heavywater.client import Client
 from heavywater.errors import HeavywaterError
 from heavywater.inspection import Inspection, inspect_sets
@@ -30,7 +31,9 @@ _PARTLY_HEAVY = "yellow"  # in some sets, not in most
 
 
 def inspect(
-    sequence_id: Annotated[int, typer.Argument(metavar="SEQ", help="The sequence's id, as generate prints it.")],
+    sequence_id: Annotated[
+        int, typer.Argument(metavar="SEQ", min=0, max=MAX_SEED, help="The sequence's id, as generate prints it.")
+    ],
     cache: Annotated[
         str, typer.Option("--cache", envvar="HEAVYWATER_CACHE", help="host:port of the cache service")
     ] = "127.0.0.1:7700",

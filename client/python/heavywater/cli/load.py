@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -30,6 +32,7 @@ from heavywater.load.requests import LoadPlan
 from heavywater.load.run import LoadResult, Target, run_load
 from heavywater.local import LocalOptions, LocalServers
 
+_HOST_PORT = re.compile(r"[^/,]+:\d+")
 _CLOSED_CLIENTS = 8
 _OPEN_CLIENTS = 64
 
@@ -72,6 +75,8 @@ def load(
     options = policy_options(
         policy, scope, budget, recall, recall_tokens, device_ratio, sinks=sinks, decay=decay, exposure=exposure
     )
+    if not math.isfinite(rate):
+        raise ValueError(f"--rate {rate}, want a number of sequences a second")
     plan = LoadPlan(
         sequences,
         _range("--prompt-tokens", prompt_tokens),
@@ -118,9 +123,11 @@ def _target(address: str, cache: str, metrics: str, local: LocalOptions, log: Co
             raise ValueError(f"--model {local.model} with servers that run at {address}, want one of the two")
         if not cache:
             raise ValueError("sequences are closed at the cache service, and it says what is left: give --cache, too")
-        yield Target(
-            lambda: Client(worker=address, cache=cache), metrics_addresses=[m for m in metrics.split(",") if m]
-        )
+        addresses = [one for one in metrics.split(",") if one]
+        for one in addresses:
+            if not _HOST_PORT.fullmatch(one):
+                raise ValueError(f"--metrics {one}, want host:port of each worker's metrics, with commas between")
+        yield Target(lambda: Client(worker=address, cache=cache), metrics_addresses=addresses)
         return
     if metrics:
         raise ValueError("--metrics without --address, want both: of servers that it starts it knows them")

@@ -11,6 +11,7 @@ from heavywater.v1 import common_pb2
 RECALL = "recall"  # the tuned preset: snapkv_h2o with recall
 SCISSORHANDS = "scissorhands"
 ALL = "all"
+MAX_INT, MAX_SEED = 2**31 - 1, 2**64 - 1  # what the API's fields hold
 _RECENT_TOKENS = 32  # with --device-ratio, as in the preset
 
 Policy = Annotated[
@@ -33,7 +34,11 @@ RecallTokens = Annotated[
 DeviceRatio = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Instead of --budget: all KV bytes on the device, of the full cache's.")
 ]
-Sinks = Annotated[int | None, typer.Option(min=0, help="First tokens that are never evicted [the policy's].")]
+Sinks = Annotated[
+    int | None, typer.Option(min=0, max=MAX_INT, help="First tokens that are never evicted [the policy's].")
+]
+TopK = Annotated[int, typer.Option(min=0, max=MAX_INT, help="Draw from so many of the likeliest tokens; 0 = all.")]
+Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the tokens drawn.")]
 Decay = Annotated[float, typer.Option(min=0.0, max=1.0, help="Of all scores, per token; 0: the policy's.")]
 Exposure = Annotated[
     float,
@@ -45,7 +50,7 @@ def parse_recall_tokens(text: str) -> tuple[int, bool]:
     """(at most so many, all of them); (0, False) for the default. Raises ValueError."""
     if text in ("", ALL):
         return 0, text == ALL
-    if not text.isdecimal() or int(text) == 0:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_INT:
         raise ValueError(f'--recall-tokens {text}, want a number from 1 up or "{ALL}"')
     return int(text), False
 

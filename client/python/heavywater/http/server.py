@@ -13,6 +13,7 @@ import uvicorn
 from heavywater.client import Client
 from heavywater.http.app import create_app
 from heavywater.http.options import HttpOptions
+from heavywater.http.protocol import protocol_with
 from heavywater.server_process import ServerError
 
 _START_S = 30.0
@@ -29,7 +30,9 @@ class HttpServer:
     """
 
     def __init__(self, options: HttpOptions, host: str = "127.0.0.1", port: int = 8000, log_level: str = "warning"):
-        """Port 0: one that the system picks."""
+        """Port 0: one that the system picks. Raises ValueError."""
+        if not host:
+            raise ValueError("host is empty, want an address; 0.0.0.0 for all of this machine's")
         self._options = options
         self._host = host
         self._port = port
@@ -47,6 +50,7 @@ class HttpServer:
             limit_concurrency=_MAX_CONNECTIONS,
             timeout_graceful_shutdown=_GRACE_S,
             server_header=False,
+            http=protocol_with(self._options.headers_timeout_s),
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
