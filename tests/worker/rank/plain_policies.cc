@@ -1,6 +1,8 @@
-// What sets scissorhands and pyramidkv apart from the other policies, written plainly.
+// What sets scissorhands, pyramidkv, oracle and places in the cache apart, written plainly.
 #include <algorithm>
 #include <cmath>
+#include <complex>
+#include <limits>
 
 #include "cache_service/base/check.h"
 #include "tests/worker/rank/plain_reference.h"
@@ -50,6 +52,51 @@ void PlainLayer::CountHistory(int set) {
       if (counted != plan->second.end()) score += counted->second;
     }
   }
+}
+
+// The oracle: sinks, the newest, and what the group's queries together pay most.
+std::vector<Position> PlainLayer::TopOf(std::span<const float> queries, int kv_head,
+                                        const std::vector<Position>& visible) const {
+  std::map<Position, int64_t> paid;
+  std::vector<float> unused(shape_.head_dim);
+  for (size_t i = 0; i < queries.size(); i += shape_.head_dim) {
+    const std::vector<double> probabilities =
+        AttendHead(queries.subspan(i, shape_.head_dim), kv_head, visible, unused);
+    for (size_t j = 0; j < visible.size(); ++j) {
+      paid[visible[j]] += std::llrint(probabilities[j] * 4294967296.0);
+    }
+  }
+  std::vector<std::pair<int64_t, Position>> order;
+  for (const auto& [position, attention] : paid) {
+    const bool stays =
+        position < policy_.sink_tokens || position > visible.back() - policy_.recent_tokens;
+    order.emplace_back(stays ? std::numeric_limits<int64_t>::min() : -attention, position);
+  }
+  std::sort(order.begin(), order.end());
+  order.resize(std::min<size_t>(order.size(), policy_.budget_tokens));
+  std::vector<Position> top;
+  for (const auto& [rank, position] : order) top.push_back(position);
+  std::sort(top.begin(), top.end());
+  return top;
+}
+
+// Pairs as complex numbers; what is stored is rounded once more after its turn.
+double PlainLayer::LogitAtPlaces(std::span<const float> query, int query_place, int kv_head,
+                                 Position position, int place) const {
+  const int half = shape_.head_dim / 2;
+  double dot = 0;
+  for (int i = 0; i < half; ++i) {
+    const double* key = keys_[position].data() + kv_head * shape_.head_dim;
+    const auto turned = [&](double real, double imaginary, int at) {
+      const double angle = at * shape_.rope_frequencies[i];
+      return std::complex<double>(real, imaginary) * std::polar(1.0, angle);
+    };
+    const std::complex<double> q = turned(query[i], query[half + i], query_place);
+    const std::complex<double> k = turned(key[i], key[half + i], place);
+    dot += q.real() * Stored(static_cast<float>(k.real()), shape_.dtype) +
+           q.imag() * Stored(static_cast<float>(k.imag()), shape_.dtype);
+  }
+  return dot * static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
 }
 
 int64_t PlainLayer::Given(double probability, int64_t query) const {
