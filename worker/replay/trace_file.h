@@ -44,7 +44,7 @@ struct TraceShape {
   int64_t prompt_tokens = 1;  // the others came one by one
   KvDtype dtype = KvDtype::kFloat32;
   double attention_scale = 0;
-  std::string model;
+  std::string model = {};
 
   int64_t query_width() const { return int64_t{num_query_heads} * head_dim; }
   int64_t kv_width() const { return int64_t{num_kv_heads} * head_dim; }

@@ -65,7 +65,7 @@ TEST(OracleTest, IsRefusedWhereItCannotChoose) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("scope is layer, want kv_head"));
   SequenceOptions recall = TestSequence(Policy::kOracle, Scope::kKvHead, 4, 4, 10);
   recall.policy.recall.enabled = true;
-  status = group.Open(1, recall);
+  status = ResolveBudget(recall.policy, 10).status();
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("recall is true, want false with policy oracle"));
   TestGroupOptions shared;

@@ -1,7 +1,6 @@
 // What sets scissorhands, pyramidkv, oracle and places in the cache apart, written plainly.
 #include <algorithm>
 #include <cmath>
-#include <complex>
 #include <limits>
 
 #include "cache_service/base/check.h"
@@ -80,21 +79,24 @@ std::vector<Position> PlainLayer::TopOf(std::span<const float> queries, int kv_h
   return top;
 }
 
-// Pairs as complex numbers; what is stored is rounded once more after its turn.
+// Pairs turn in float, as the backends say; what is stored is rounded once more.
 double PlainLayer::LogitAtPlaces(std::span<const float> query, int query_place, int kv_head,
                                  Position position, int place) const {
   const int half = shape_.head_dim / 2;
+  const double* key = keys_[position].data() + kv_head * shape_.head_dim;
   double dot = 0;
   for (int i = 0; i < half; ++i) {
-    const double* key = keys_[position].data() + kv_head * shape_.head_dim;
-    const auto turned = [&](double real, double imaginary, int at) {
+    const auto turned = [&](double x, double y, int at) {
       const double angle = at * shape_.rope_frequencies[i];
-      return std::complex<double>(real, imaginary) * std::polar(1.0, angle);
+      const auto cosine = static_cast<float>(std::cos(angle));
+      const auto sine = static_cast<float>(std::sin(angle));
+      const auto a = static_cast<float>(x);
+      const auto b = static_cast<float>(y);
+      return std::pair(a * cosine - b * sine, b * cosine + a * sine);
     };
-    const std::complex<double> q = turned(query[i], query[half + i], query_place);
-    const std::complex<double> k = turned(key[i], key[half + i], place);
-    dot += q.real() * Stored(static_cast<float>(k.real()), shape_.dtype) +
-           q.imag() * Stored(static_cast<float>(k.imag()), shape_.dtype);
+    const auto [q, q_after] = turned(query[i], query[half + i], query_place);
+    const auto [k, k_after] = turned(key[i], key[half + i], place);
+    dot += q * Stored(k, shape_.dtype) + q_after * Stored(k_after, shape_.dtype);
   }
   return dot * static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
 }
