@@ -22,7 +22,7 @@ _MAGIC = b"hwtrace\0"
 _PREFIX = struct.Struct("<8sIII")  # magic, version, the header's bytes and checksum
 _CHECKSUM_BLOCK = 4096
 _MAX_HEADER_BYTES = 64 << 10
-_DTYPES = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
+_DTYPES: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
 
 Floats = npt.NDArray[np.float32]
 
