@@ -37,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "worker/model": {BASE, "proto", *RANK_PARTS, "worker/rank"},
     "worker/python": {BASE, TIER, *RANK_PARTS, "worker/rank"},
     "worker/sizing": {BASE, *RANK_PARTS, "worker/rank", "worker/model"},
-    "worker/server": {BASE, TIER, RUNTIME, "proto", *RANK_PARTS, "worker/rank", "worker/model", "client/cpp"},
+    "worker/replay": {BASE, TIER, *RANK_PARTS, "worker/rank", "worker/sizing"},
+    "worker/server": {BASE, TIER, RUNTIME, "proto", *RANK_PARTS, "worker/rank", "worker/model", "worker/replay", "client/cpp"},
     RUNTIME: {BASE, "proto"},
     "cache_service/registry": {BASE, TIER, "proto"},
     "cache_service/server": {BASE, TIER, RUNTIME, "proto", "cache_service/registry"},
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 
 # The core builds without these (DESIGN: "The core").
-CORE = (BASE, TIER, *RANK_PARTS, "worker/rank", "worker/sizing")
+CORE = (BASE, TIER, *RANK_PARTS, "worker/rank", "worker/sizing", "worker/replay")
 SERVER_ONLY = re.compile(r"^(grpc|google/protobuf|spdlog|yaml-cpp|prometheus|heavywater/v1)")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)

@@ -10,6 +10,13 @@ namespace {
 
 constexpr absl::Duration kMinWriteGrace = absl::Seconds(1);
 
+// Whether K is stored rotated is each sequence's own; all else is as in its group.
+absl::Status CompareWithGroup(const v1::Fingerprint& sequence, const std::string& what,
+                              v1::Fingerprint group) {
+  group.set_positions(sequence.positions());
+  return CompareFingerprints(sequence, what, group, "the group has");
+}
+
 }  // namespace
 
 Registry::Registry(const RegistryOptions& options, PageStore& store, Clock& clock,
@@ -63,8 +70,8 @@ absl::Status Registry::LoadRetiring(const std::vector<SequenceId>& retiring) {
 absl::StatusOr<v1::OpenSequenceResponse> Registry::Open(const v1::OpenSequenceRequest& request) {
   HW_ASSIGN_OR_RETURN(const GroupRegistry::Formation formation,
                       groups_.Find(request.group(), request.epoch()));
-  HW_RETURN_IF_ERROR(CompareFingerprints(request.fingerprint(), "the request has",
-                                         formation.fingerprint, "the group has"));
+  HW_RETURN_IF_ERROR(
+      CompareWithGroup(request.fingerprint(), "the request has", formation.fingerprint));
   return sequences_.Open(request, formation.size);
 }
 
@@ -74,8 +81,8 @@ absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
                       groups_.Find(request.group(), request.epoch()));
   HW_ASSIGN_OR_RETURN(const SequenceRegistry::Owner owner,
                       sequences_.FindOwner(request.sequence_id()));
-  HW_RETURN_IF_ERROR(CompareFingerprints(formation.fingerprint, "the group has", owner.fingerprint,
-                                         "the sequence has"));
+  HW_RETURN_IF_ERROR(
+      CompareWithGroup(owner.fingerprint, "the sequence has", formation.fingerprint));
   return sequences_.Reopen(request, formation.size);
 }
 

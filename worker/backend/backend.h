@@ -131,6 +131,25 @@ struct VictimsParams {
   int64_t max_victims = 0;
 };
 
+// Keys that are stored unrotated (Positions::kCacheRelative), turned for one attention:
+// slot s of set i to the angles of places[i][s], its index by order within the cache.
+struct RotateKeysParams {
+  LayerView layer;
+  std::span<const int32_t> places;  // host memory, [num_sets][used]; of free slots any
+  DeviceSpan<const float> angles;   // [num_places][head_dim]: of each place head_dim / 2
+                                    // cosines, then as many sines
+  DeviceSpan<std::byte> to;         // [num_kv_heads][capacity][head_dim] of the KV dtype
+};
+
+// Query rows likewise, to places[row]; a row at kNoPlace is copied as it is.
+inline constexpr int32_t kNoPlace = -1;
+struct RotateQueriesParams {
+  DeviceSpan<const float> from;     // [num_rows][num_query_heads][head_dim]
+  DeviceSpan<float> to;             // likewise; not `from`
+  std::span<const int32_t> places;  // host memory, [num_rows]
+  DeviceSpan<const float> angles;   // as above
+};
+
 // What attention works in, known without a device: admission and plans of
 // deployments count with it.
 class ScratchSizes {
@@ -208,6 +227,14 @@ class Backend : public ScratchSizes {
   // One chunk of an exact prompt.
   virtual absl::Status AttendPrompt(const KvShape& shape, const PromptParams& params,
                                     Stream& stream) = 0;
+
+  // RoPE (arXiv:2104.09864) at attention: of each row x, the pair x[i], x[i + head_dim / 2]
+  // becomes x[i] cos - x[i + head_dim / 2] sin, x[i + head_dim / 2] cos + x[i] sin, in
+  // float; keys are rounded to the KV dtype once more.
+  virtual absl::Status RotateKeys(const KvShape& shape, const RotateKeysParams& params,
+                                  Stream& stream) = 0;
+  virtual absl::Status RotateQueries(const KvShape& shape, const RotateQueriesParams& params,
+                                     Stream& stream) = 0;
 
   // Before the reduce: to[set][slot] = sum of the set's heads' gains for slots
   // [0, used); the gains become 0. `to` is [num_sets][used].

@@ -46,6 +46,10 @@ class HostMemoryBackend : public Backend {
   absl::Status Zero(DeviceSpan<std::byte> span, Stream& stream) override;
   absl::Status Synchronize(Stream& stream) override;
   absl::Status Append(const KvShape& shape, const AppendParams& params, Stream& stream) override;
+  absl::Status RotateKeys(const KvShape& shape, const RotateKeysParams& params,
+                          Stream& stream) override;
+  absl::Status RotateQueries(const KvShape& shape, const RotateQueriesParams& params,
+                             Stream& stream) override;
   absl::Status CollectGains(const KvShape& shape, const LayerView& layer, DeviceSpan<int64_t> to,
                             Stream& stream) override;
   absl::Status SumRows(DeviceSpan<const int64_t> from, DeviceSpan<int64_t> to, int64_t num_rows,

@@ -7,6 +7,7 @@
 #include "cache_service/base/status.h"
 #include "cache_service/base/step_phases.h"
 #include "worker/model/message.h"
+#include "worker/model/rope_angles.h"
 
 namespace heavywater {
 namespace {
@@ -45,6 +46,10 @@ LlamaRunner::LlamaRunner(ModelConfig config, RankShard shard, LlamaWeights weigh
       comm_(&comm) {}
 
 int64_t LlamaRunner::max_logits_tokens() const { return std::min(kLogitsTokens, max_tokens_); }
+
+std::vector<double> LlamaRunner::RopeFrequencies() const {
+  return RopeAngles(config_.head_dim, config_.rope_base, weights_.rope_factors).frequencies();
+}
 
 void LlamaRunner::SetCommunicator(Communicator& comm) {
   HW_CHECK(comm.rank() == shard_.rank && comm.size() == shard_.size);

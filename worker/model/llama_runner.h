@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "worker/comm/communicator.h"
@@ -36,6 +37,10 @@ class LlamaRunner : public Model {
 
   // After the group has formed again: the same rank and size, the weights stay.
   void SetCommunicator(Communicator& comm);
+
+  // How far each pair of a head turns from one position to the next, [head_dim / 2]
+  // radians; the magnitude of a scaling is in every row, at position 0 too.
+  std::vector<double> RopeFrequencies() const;
 
   int hidden_size() const override { return config_.hidden_size; }
   int vocab_size() const override { return config_.vocab_size; }

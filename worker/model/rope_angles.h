@@ -23,6 +23,7 @@ class RopeAngles {
 
   const float* cosines(int64_t row) const { return cosines_.data() + row * half(); }  // [half]
   const float* sines(int64_t row) const { return sines_.data() + row * half(); }      // [half]
+  const std::vector<double>& frequencies() const { return frequencies_; }
   int64_t half() const { return static_cast<int64_t>(frequencies_.size()); }
 
  private:

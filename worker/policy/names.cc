@@ -23,11 +23,17 @@ constexpr std::array kPolicies = {
     Named<Policy>{Policy::kSnapKvH2o, "snapkv_h2o"},
     Named<Policy>{Policy::kScissorhands, "scissorhands"},
     Named<Policy>{Policy::kPyramidKv, "pyramidkv"},
+    Named<Policy>{Policy::kOracle, "oracle"},
 };
 
 constexpr std::array kScopes = {
     Named<Scope>{Scope::kLayer, "layer"},
     Named<Scope>{Scope::kKvHead, "kv_head"},
+};
+
+constexpr std::array kPositions = {
+    Named<Positions>{Positions::kAbsolute, "absolute"},
+    Named<Positions>{Positions::kCacheRelative, "cache_relative"},
 };
 
 template <typename T, size_t n>
@@ -73,6 +79,10 @@ absl::StatusOr<Policy> ParsePolicy(std::string_view name) {
 }
 std::string_view ScopeName(Scope scope) { return NameIn(kScopes, scope); }
 absl::StatusOr<Scope> ParseScope(std::string_view name) { return ParseIn(kScopes, "scope", name); }
+std::string_view PositionsName(Positions positions) { return NameIn(kPositions, positions); }
+absl::StatusOr<Positions> ParsePositions(std::string_view name) {
+  return ParseIn(kPositions, "positions", name);
+}
 
 absl::StatusOr<PolicyOptions> Preset(std::string_view name) {
   if (name == kRecallPreset) return RecallPreset();
@@ -80,8 +90,9 @@ absl::StatusOr<PolicyOptions> Preset(std::string_view name) {
   if (!policy.ok()) return policy.status();
   PolicyOptions options;
   options.policy = *policy;
-  if (*policy == Policy::kStreaming) options.sink_tokens = 4;  // as published
-  if (*policy == Policy::kH2o) options.min_budget_tokens = 1;  // as published: no floor
+  if (*policy == Policy::kStreaming) options.sink_tokens = 4;      // as published
+  if (*policy == Policy::kH2o) options.min_budget_tokens = 1;      // as published: no floor
+  if (*policy == Policy::kOracle) options.scope = Scope::kKvHead;  // each head chooses for itself
   if (*policy == Policy::kScissorhands) {
     options.recent_tokens = 10;  // as published; what the others call recent is pivotal here
     options.heavy_ratio = 0.2;

@@ -59,11 +59,15 @@ absl::Status CheckBudgetFields(const PolicyOptions& options) {
   return absl::OkStatus();
 }
 
+bool BoundsDecode(Policy policy) {
+  return policy != Policy::kFull && policy != Policy::kSnapKv && policy != Policy::kOracle;
+}
+
 // What goes into slots is solved from the bytes: only `heavy` is left to solve.
 absl::Status CheckDeviceRatio(const PolicyOptions& options) {
   if (options.device_ratio == 0) return absl::OkStatus();
   HW_RETURN_IF_ERROR(CheckRatio("device_ratio", options.device_ratio));
-  if (options.policy == Policy::kFull || options.policy == Policy::kSnapKv) {
+  if (!BoundsDecode(options.policy)) {
     return absl::InvalidArgumentError(
         absl::StrCat("device_ratio is ", options.device_ratio, ", want 0 (none) with policy ",
                      std::string(PolicyName(options.policy)), ", which is unbounded in decode"));
@@ -131,11 +135,32 @@ absl::Status CheckRecall(const PolicyOptions& options) {
   if (recall.all && !recall.enabled) {
     return absl::InvalidArgumentError("recall_all is true, want recall true with it");
   }
-  if (recall.enabled && options.policy == Policy::kFull) {
-    return absl::InvalidArgumentError(
-        "recall is true, want false with policy full: nothing is ever demoted there");
+  const bool keeps_all = options.policy == Policy::kFull || options.policy == Policy::kOracle;
+  if (recall.enabled && keeps_all) {
+    return absl::InvalidArgumentError(absl::StrCat("recall is true, want false with policy ",
+                                                   std::string(PolicyName(options.policy)),
+                                                   ": nothing is ever demoted there"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckOracle(const PolicyOptions& options) {
+  if (options.policy != Policy::kOracle || options.scope == Scope::kKvHead) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "scope is layer, want kv_head with policy oracle: each head chooses within its own step");
+}
+
+// Sketches estimate logits of keys where they are; there a key turns with every plan.
+absl::Status CheckPositions(const PolicyOptions& options) {
+  if (options.positions == Positions::kAbsolute) return absl::OkStatus();
+  if (options.policy == Policy::kOracle) {
+    return absl::InvalidArgumentError(
+        "positions is cache_relative, want absolute with policy oracle: its cache is the text");
+  }
+  if (!options.recall.enabled) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "positions is cache_relative, want absolute with recall: a demoted position has no place in "
+      "the cache");
 }
 
 absl::Status Check(const PolicyOptions& options, int64_t prompt_tokens) {
@@ -150,6 +175,8 @@ absl::Status Check(const PolicyOptions& options, int64_t prompt_tokens) {
   HW_RETURN_IF_ERROR(CheckExposure(options));
   HW_RETURN_IF_ERROR(CheckScissorhands(options));
   HW_RETURN_IF_ERROR(CheckPyramid(options));
+  HW_RETURN_IF_ERROR(CheckOracle(options));
+  HW_RETURN_IF_ERROR(CheckPositions(options));
   return CheckRecall(options);
 }
 
@@ -235,6 +262,8 @@ absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t promp
       return ScissorhandsBudget(options, tokens, prompt_tokens);
     case Policy::kPyramidKv:
       return PyramidKvBudget(options, tokens, prompt_tokens, num_layers);
+    case Policy::kOracle:
+      return OracleBudget(options, tokens);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("policy is ", static_cast<int>(options.policy), ", which is none"));

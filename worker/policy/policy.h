@@ -21,6 +21,7 @@ enum class Policy {
   kSnapKvH2o,     // SnapKV at the end of the prompt, H2O from then on
   kScissorhands,  // the most often pivotal (Scissorhands, arXiv:2305.17118)
   kPyramidKv,     // SnapKV, budgets that fall over the layers (PyramidKV, arXiv:2406.02069)
+  kOracle,        // for evaluation: keeps all, each query attends to its own true top
 };
 
 // What a query gives to the positions that it attends to.
@@ -36,6 +37,13 @@ inline constexpr double kPivotalMargin = 1.0 + 1.0 / (1 << 14);
 enum class Scope {
   kLayer,   // all heads of all ranks in a layer; scores are all-reduced
   kKvHead,  // each KV head its own
+};
+
+// Where attention sees a token.
+enum class Positions {
+  kAbsolute,       // at its place in the text: K is stored rotated
+  kCacheRelative,  // at its place within the cache, by order (StreamingLLM): K is stored
+                   // unrotated; generation may go on past the model's trained length
 };
 
 enum class Pooling { kNone, kAverage, kMax };
@@ -72,6 +80,7 @@ struct PolicyOptions {
   int history_window = 400;     // scissorhands: queries whose pivotal positions count
   double pyramid_beta = 20;     // pyramidkv: the mean budget over the last layer's, beyond windows
   bool pooled_seeds = false;    // snapkv_h2o: decode's scores start from the pooled votes
+  Positions positions = Positions::kAbsolute;
   // Above 0: heavy_tokens is solved when the sequence opens, so that all KV bytes
   // on the device (slots, scores, tables, sketches) are this share of the full
   // cache's after the prompt; min_budget_tokens stays a floor. Needs recent_tokens
@@ -120,6 +129,9 @@ struct Budget {
   int64_t window = 0;                // voting queries, at most the prompt's length
   Pooling pooling = Pooling::kNone;  // of the votes, for the choice only: seeds stay raw
   int pool_kernel = 1;
+  // Oracle: residents that a query after the prompt attends to: sinks, recent and, by
+  // its own attention to all of them, the top of the rest. 0 = all.
+  int64_t attended_tokens = 0;
   bool bounded_decode = false;  // plans evict during decode
   bool uses_scores = false;     // decode accumulates attention scores
 
@@ -134,12 +146,14 @@ absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t promp
                                      int num_layers = 1);
 
 // Names as in configuration, proto and tables: "full", "streaming", "h2o",
-// "snapkv", "snapkv_h2o", "scissorhands", "pyramidkv"; "layer", "kv_head".
-// INVALID_ARGUMENT lists the names.
+// "snapkv", "snapkv_h2o", "scissorhands", "pyramidkv", "oracle"; "layer", "kv_head";
+// "absolute", "cache_relative". INVALID_ARGUMENT lists the names.
 std::string_view PolicyName(Policy policy);
 absl::StatusOr<Policy> ParsePolicy(std::string_view name);
 std::string_view ScopeName(Scope scope);
 absl::StatusOr<Scope> ParseScope(std::string_view name);
+std::string_view PositionsName(Positions positions);
+absl::StatusOr<Positions> ParsePositions(std::string_view name);
 
 // Options as published for a preset ("snapkv_h2o": the system as ordered;
 // "h2o": likewise with sinks 0; every policy name is a preset; "recall": snapkv_h2o

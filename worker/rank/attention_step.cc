@@ -6,6 +6,8 @@
 #include "cache_service/base/status.h"
 #include "cache_service/base/step_phases.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/rank/oracle_attention.h"
+#include "worker/rank/placed_attention.h"
 #include "worker/rank/plan.h"
 #include "worker/rank/step_exchange.h"
 #include "worker/rank/workspace.h"
@@ -120,15 +122,33 @@ absl::Status AttentionStep::Attend(int layer, const AttentionRows& rows) {
     capacity = std::max(capacity, attend.layer.capacity);
   }
   AttendParams params;
-  params.items = attends;
-  params.queries = rows.queries;
+  HW_ASSIGN_OR_RETURN(params.queries, TurnToPlaces(cache_, layer, items_, attends, rows));
   params.out = rows.out;
   params.scale = cache_.attention_scale();
   HW_ASSIGN_OR_RETURN(params.scratch,
                       cache_.workspace().Scratch(cache_.backend().AttendScratchBytes(
                           cache_.options().shape, capacity, limits)));
   if (attends.size() < items_.size()) HW_RETURN_IF_ERROR(ZeroRowsThatDoNotRun(rows));
+  HW_ASSIGN_OR_RETURN(attends, AttendOracles(layer, attends, params));
+  params.items = attends;
   return cache_.backend().Attend(cache_.options().shape, params, cache_.stream());
+}
+
+// Runs the items that choose within the step, and returns the others.
+absl::StatusOr<std::vector<AttendItem>> AttentionStep::AttendOracles(
+    int layer, std::span<const AttendItem> attends, const AttendParams& params) {
+  std::vector<AttendItem> others;
+  auto attend = attends.begin();
+  for (const ActiveItem& item : items_) {
+    if (!item.status.ok()) continue;
+    if (item.sequence->budget().attended_tokens == 0) {
+      others.push_back(*attend);
+    } else {
+      HW_RETURN_IF_ERROR(AttendToTheTop(cache_, *item.sequence, layer, *attend, params));
+    }
+    ++attend;
+  }
+  return others;
 }
 
 absl::Status AttentionStep::ZeroRowsThatDoNotRun(const AttentionRows& rows) {

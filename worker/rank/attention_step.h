@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "worker/backend/device_buffer.h"
+#include "absl/status/statusor.h"
+#include "worker/backend/backend.h"
 #include "worker/rank/active_item.h"
 #include "worker/rank/attention_rows.h"
 #include "worker/rank/rank_cache.h"
@@ -63,6 +64,9 @@ class AttentionStep {
   absl::Status AppendKv(int layer, const AttentionRows& rows);
   absl::Status ObserveQueries(int layer, const AttentionRows& rows);
   absl::Status Attend(int layer, const AttentionRows& rows);
+  absl::StatusOr<std::vector<AttendItem>> AttendOracles(int layer,
+                                                        std::span<const AttendItem> attends,
+                                                        const AttendParams& params);
   absl::Status ZeroRowsThatDoNotRun(const AttentionRows& rows);
   absl::Status Finish(int64_t index);
   absl::Status Undo(ActiveItem& item);

@@ -78,15 +78,21 @@ absl::Status DecodeStep::Check(const StepDescriptor& descriptor) const {
 void DecodeStep::Begin(const StepDescriptor& descriptor) {
   descriptor_ = descriptor;
   logits_ = DeviceSpan<const float>();
-  positions_.clear();
   std::vector<int64_t> first_rows;
+  int64_t rows = 0;
   for (const StepItem& item : descriptor.items) {
-    first_rows.push_back(static_cast<int64_t>(positions_.size()));
-    for (int64_t i = 0; i < item.num_tokens; ++i) {
-      positions_.push_back(item.first_position + static_cast<Position>(i));
-    }
+    first_rows.push_back(rows);
+    rows += item.num_tokens;
   }
   attention_.Begin(descriptor.step, descriptor.items, first_rows, num_tokens());
+  positions_.clear();
+  for (const ActiveItem& item : attention_.items()) {
+    // At place 0 nothing turns: attention turns what goes by places in the cache.
+    const bool placed = item.sequence != nullptr && item.sequence->places() != nullptr;
+    for (int64_t i = 0; i < item.spec.num_tokens; ++i) {
+      positions_.push_back(placed ? 0 : item.spec.first_position + static_cast<Position>(i));
+    }
+  }
 }
 
 absl::Status DecodeStep::RunLayers() {

@@ -36,6 +36,8 @@ PromptAttention::~PromptAttention() = default;
 
 int64_t PromptAttention::num_tokens() const { return sequence_.options().prompt_tokens; }
 
+bool PromptAttention::turns_rows() const { return sequence_.places() != nullptr; }
+
 void PromptAttention::AppendAndAttend(int layer, Position first, int64_t count,
                                       const AttentionRows& rows) {
   HW_CHECK(!done() && layer >= layer_);

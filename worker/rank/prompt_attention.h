@@ -37,6 +37,8 @@ class PromptAttention {
   int64_t num_tokens() const;           // of the prompt
   int layer() const { return layer_; }  // the next to complete
   bool done() const { return whole_ == nullptr; }
+  // Rows come unrotated (Positions::kCacheRelative).
+  bool turns_rows() const;
 
   // Positions [first, first + count) of a layer, in order; written to the host
   // pages, too. What fails is kept for the reduce (status()), and the rows' out is

@@ -51,11 +51,13 @@ absl::Status PromptLayer::Allocate() {
   HW_ASSIGN_OR_RETURN(
       scratch_, memory.Allocate(MemoryKind::kScratch, cache_.backend().PromptScratchBytes(
                                                           cache_.options().shape, num_tokens_)));
+  if (sequence_.places() == nullptr) return absl::OkStatus();
+  HW_ASSIGN_OR_RETURN(turned_keys_, memory.Allocate(MemoryKind::kPromptKv, View(0, 0).keys.size()));
   return absl::OkStatus();
 }
 
 int64_t PromptLayer::bytes() const {
-  int64_t bytes = 0;
+  int64_t bytes = turned_keys_.bytes();
   for (const LayerStorage& layer : kv_) bytes += layer.bytes();
   return bytes;
 }
@@ -104,11 +106,39 @@ absl::Status PromptLayer::AppendAndAttend(int layer, Position first, int64_t cou
   attend.out = rows.out;
   attend.scratch = scratch_.As<std::byte>();
   attend.scale = cache_.attention_scale();
+  if (sequence_.places() != nullptr) HW_RETURN_IF_ERROR(TurnToPlaces(attend));
   HW_RETURN_IF_ERROR(
       cache_.backend().AttendPrompt(cache_.options().shape, attend, cache_.stream()));
   SequenceRecall* recall = sequence_.recall();
   if (recall == nullptr || first + count <= num_tokens_ - kSketchQueries) return absl::OkStatus();
   return recall->Observe(layer, attend.queries, count, first);
+}
+
+// Nothing has left the cache yet: a place is a position.
+absl::Status PromptLayer::TurnToPlaces(PromptParams& attend) {
+  const KvShape& shape = cache_.options().shape;
+  LayerView& layer = attend.layer;
+  std::vector<int32_t> places(layer.num_sets * layer.used);
+  for (int set = 0; set < layer.num_sets; ++set) {
+    std::iota(places.begin() + set * layer.used, places.begin() + (set + 1) * layer.used, 0);
+  }
+  RotateKeysParams keys;
+  keys.layer = layer;
+  keys.places = places;
+  keys.angles = sequence_.places()->angles();
+  keys.to = turned_keys_.As<std::byte>();
+  HW_RETURN_IF_ERROR(cache_.backend().RotateKeys(shape, keys, cache_.stream()));
+  layer.keys = keys.to;
+  HW_ASSIGN_OR_RETURN(const DeviceSpan<float> turned,
+                      cache_.workspace().TurnedQueries(attend.num_tokens));
+  const RotateQueriesParams queries = {
+      .from = attend.queries,
+      .to = turned,
+      .places = std::span(places).subspan(attend.first_position, attend.num_tokens),
+      .angles = keys.angles};
+  HW_RETURN_IF_ERROR(cache_.backend().RotateQueries(shape, queries, cache_.stream()));
+  attend.queries = turned;
+  return absl::OkStatus();
 }
 
 bool PromptLayer::has_scores() const {

@@ -49,6 +49,7 @@ class PromptLayer {
   absl::Status Allocate();
   absl::Status Append(int layer, Position first, int64_t count, const AttentionRows& rows);
   LayerView View(int layer, int64_t used) const;
+  absl::Status TurnToPlaces(PromptParams& attend);
   bool has_scores() const;
   absl::Status CheckSums(int layer) const;
   absl::StatusOr<DeviceSpan<int64_t>> Ranking();
@@ -66,7 +67,8 @@ class PromptLayer {
   DeviceBuffer sums_;             // the agreement, the region, the sums of its rows
   DeviceBuffer votes_;            // [own_sets][num_tokens], what the choice ranks by
   DeviceBuffer mask_;
-  DeviceBuffer scratch_;  // [own_sets][num_tokens]
+  DeviceBuffer scratch_;      // [own_sets][num_tokens]
+  DeviceBuffer turned_keys_;  // of one layer, at cache-relative places
 };
 
 }  // namespace heavywater

@@ -65,7 +65,8 @@ absl::Status PromptPass::Embed(Position first, int64_t count) {
 absl::Status PromptPass::ChunkThroughLayer(Position first, int64_t count) {
   Workspace& workspace = cache_.workspace();
   std::vector<Position> positions(count);
-  std::iota(positions.begin(), positions.end(), first);
+  // At place 0 nothing turns: attention turns what goes by places in the cache.
+  if (!attention_->turns_rows()) std::iota(positions.begin(), positions.end(), first);
   HW_RETURN_IF_ERROR(model_.ComputeQkv(layer(), Hidden(first, count), positions,
                                        workspace.queries(count), workspace.keys(count),
                                        workspace.values(count), cache_.stream()));

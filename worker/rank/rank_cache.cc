@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "worker/rank/agreement.h"
+#include "worker/rank/cache_places.h"
+#include "worker/rank/oracle_attention.h"
 #include "worker/rank/recall_memory.h"
 #include "worker/rank/sequence_cache.h"
 #include "worker/rank/sequence_memory.h"
@@ -57,6 +59,12 @@ absl::Status Check(const RankCacheOptions& options) {
   HW_RETURN_IF_ERROR(CheckAtLeast("device_memory_bytes", options.device_memory_bytes, 0));
   HW_RETURN_IF_ERROR(CheckAtLeast("max_step_tokens", options.max_step_tokens, 1));
   HW_RETURN_IF_ERROR(CheckAtLeast("reserve_ahead_tokens", options.reserve_ahead_tokens, 0));
+  HW_RETURN_IF_ERROR(CheckAtLeast("trained_tokens", options.trained_tokens, 0));
+  const auto half = static_cast<size_t>(options.shape.head_dim / 2);
+  if (!options.rope_frequencies.empty() && options.rope_frequencies.size() != half) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rope_frequencies has ", options.rope_frequencies.size(), " values, want none or ", half));
+  }
   if (options.rank >= options.world_size) {
     return absl::InvalidArgumentError(absl::StrCat("rank is ", options.rank, ", want below ",
                                                    options.world_size, " (world_size)"));
@@ -134,6 +142,8 @@ absl::StatusOr<SequenceCache*> RankCache::Find(SequenceId sequence) const {
 absl::StatusOr<int64_t> RankCache::DeviceBytesNeeded(const SequenceOptions& options) const {
   HW_RETURN_IF_ERROR(CheckTokens(options));
   HW_ASSIGN_OR_RETURN(const Budget budget, ResolveSequenceBudget(options_.shape, options));
+  HW_RETURN_IF_ERROR(CheckPlaces(options_, options, budget));
+  HW_RETURN_IF_ERROR(CheckOracle(options_, options));
   return BytesOf(options_, backend_, budget, options, SlotCapacities(options_, budget, options))
       .total();
 }

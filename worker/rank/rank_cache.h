@@ -37,6 +37,10 @@ struct RankCacheOptions {
   int max_step_tokens = 512;        // workspace for so many rows is held from the start
   int64_t reserve_ahead_tokens = 1024;  // host pages reserved ahead of the newest token
   float attention_scale = 0;            // of the logits; 0: 1 / sqrt(head_dim)
+  // Of the model's RoPE, [head_dim / 2] radians a place: who has it may open sequences at
+  // Positions::kCacheRelative. Their Q and K then come unrotated. Empty: none may.
+  std::vector<double> rope_frequencies = {};
+  int64_t trained_tokens = 0;  // places that the model was trained for; 0: any number
 
   // Ranks that hold the same KV heads (more ranks than KV heads); 1 as a rule.
   int ranks_per_kv_head() const { return shape.num_kv_heads * world_size / shape.total_kv_heads; }

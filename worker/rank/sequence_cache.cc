@@ -40,6 +40,10 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Create(
     cache->history_ = std::make_unique<PivotalHistory>(
         options.shape.num_layers, cache->sets_.own_sets, sequence.policy.history_window);
   }
+  if (sequence.policy.positions == Positions::kCacheRelative) {
+    const int64_t places = NumPlaces(options, sequence, cache->planned_capacities_);
+    HW_ASSIGN_OR_RETURN(cache->places_, CachePlaces::Create(options, places, memory, stream));
+  }
   return cache;
 }
 
@@ -104,8 +108,21 @@ absl::Status SequenceCache::PrepareAppend(Position first_position, int64_t num_t
                                               " seen, want at most max_tokens, ",
                                               options_.max_tokens));
   }
+  HW_RETURN_IF_ERROR(CheckPlacesLeft(num_tokens));
   HW_RETURN_IF_ERROR(EnsureCapacity(num_tokens));
   return host_pages_.Prepare(tokens_seen_, tokens_seen_ + num_tokens);
+}
+
+// At places in the cache an append must end within those that there are.
+absl::Status SequenceCache::CheckPlacesLeft(int64_t num_tokens) const {
+  if (places_ == nullptr) return absl::OkStatus();
+  for (const LayerStorage& layer : layers_) {
+    if (layer.resident() + num_tokens <= places_->num_places()) continue;
+    return absl::OutOfRangeError(absl::StrCat(
+        num_tokens, " tokens after ", layer.resident(), " resident ones, want at most ",
+        places_->num_places(), " together, the places of positions cache_relative"));
+  }
+  return absl::OkStatus();
 }
 
 void SequenceCache::TakeSlots(int layer, int64_t num_tokens, std::vector<int32_t>& slots) {
@@ -263,6 +280,7 @@ int64_t SequenceCache::device_bytes() const {
   int64_t bytes = 0;
   for (const LayerStorage& layer : layers_) bytes += layer.bytes();
   if (recall_ != nullptr) bytes += recall_->device_bytes();
+  if (places_ != nullptr) bytes += places_->device_bytes();
   return bytes;
 }
 

@@ -11,6 +11,7 @@
 #include "worker/backend/backend.h"
 #include "worker/cache/device_memory.h"
 #include "worker/cache/layer_storage.h"
+#include "worker/rank/cache_places.h"
 #include "worker/rank/host_pages.h"
 #include "worker/rank/pivotal_history.h"
 #include "worker/rank/plan_hash.h"
@@ -42,7 +43,9 @@ class SequenceCache {
   const HostPages& host_pages() const { return host_pages_; }
   SequenceRecall* recall() { return recall_.get(); }    // null: off
   PivotalHistory* history() { return history_.get(); }  // null: scores are not counts
-  const PlanHash& hash() const { return hash_; }        // of the residents now
+  // Null: K lies in its slots as attention wants it (Positions::kAbsolute).
+  const CachePlaces* places() const { return places_.get(); }
+  const PlanHash& hash() const { return hash_; }  // of the residents now
   int64_t tokens_seen() const { return tokens_seen_; }
   // Of each layer, slots per set.
   std::vector<int64_t> used() const { return used_after(0); }
@@ -60,6 +63,7 @@ class SequenceCache {
   int64_t first_scored_query() const;
   LayerView View(int layer) const { return layers_[layer].View(rank_.shape); }
   const SlotTable& table(int layer, int set) const { return layers_[layer].table(set); }
+  const LayerStorage& storage(int layer) const { return layers_[layer]; }
   bool PlanDue(int64_t num_tokens) const;
 
   // FAILED_PRECONDITION when a prompt has begun already.
@@ -130,6 +134,7 @@ class SequenceCache {
  private:
   SequenceCache(const RankCacheOptions& rank, SequenceId id, const SequenceOptions& options,
                 DeviceMemory& memory, Stream& stream);
+  absl::Status CheckPlacesLeft(int64_t num_tokens) const;
   absl::Status EnsureCapacity(int64_t num_tokens);
   bool WithinPlannedCapacity() const;
   absl::Status ShrinkToPlannedCapacity();
@@ -155,6 +160,7 @@ class SequenceCache {
   HostPages host_pages_;
   std::unique_ptr<SequenceRecall> recall_;
   std::unique_ptr<PivotalHistory> history_;
+  std::unique_ptr<CachePlaces> places_;
   std::vector<LayerStorage> layers_;
   bool prompt_begun_ = false;
   bool prompt_done_ = false;

@@ -4,6 +4,8 @@
 #include <numeric>
 
 #include "worker/cache/kv_layout.h"
+#include "worker/rank/cache_places.h"
+#include "worker/rank/oracle_attention.h"
 #include "worker/rank/recall_memory.h"
 
 namespace heavywater {
@@ -38,7 +40,8 @@ int64_t StepBytes(const RankCacheOptions& options, const ScratchSizes& scratch_s
   const int64_t logits = int64_t{options.vocab_size} * int64_t{sizeof(float)};
   const int64_t scratch =
       scratch_sizes.AttendScratchBytes(options.shape, capacity, RecallLimitsOf(options, sequence));
-  const int64_t always = logits + AgreementBytes(options, kItemFields) + scratch;
+  const int64_t always = logits + AgreementBytes(options, kItemFields) + scratch +
+                         OracleBytes(options.shape, budget, capacity);
   if (!budget.bounded_decode) return always;
   const int64_t slots = std::accumulate(capacities.begin(), capacities.end(), int64_t{0});
   const int64_t masks = options.shape.num_layers * capacity * sets.own_sets;
@@ -119,11 +122,14 @@ SequenceBytes BytesOf(const RankCacheOptions& options, const ScratchSizes& scrat
   const int64_t layer = DeviceLayerBytes(options.shape, sets.own_sets, capacity).total();
   const int64_t region =
       RecallRegionOf(options, budget, sequence.policy, 0).size() * int64_t{sizeof(int64_t)};
+  const PlaceBytes places = PlaceBytesOf(options, sequence, capacities);
   return {.layers = layers,
           .growth = budget.bounded_decode ? 0 : layer,
-          .step = StepBytes(options, scratch_sizes, budget, sequence, capacities) + region,
-          .prompt = PromptBytes(options, scratch_sizes, sets, sequence),
-          .recall = RecallBytesOf(options, budget, sequence, capacity).total()};
+          .step = StepBytes(options, scratch_sizes, budget, sequence, capacities) + region +
+                  places.step,
+          .prompt = PromptBytes(options, scratch_sizes, sets, sequence) + places.prompt,
+          .recall = RecallBytesOf(options, budget, sequence, capacity).total(),
+          .angles = places.angles};
 }
 
 }  // namespace heavywater

@@ -41,8 +41,9 @@ struct SequenceBytes {
   int64_t prompt = 0;  // until the prompt's end: whole KV of WholeLayers(), votes, masks, scratch
 
   int64_t recall = 0;  // sketches and what goes with them
+  int64_t angles = 0;  // Positions::kCacheRelative
 
-  int64_t steady() const { return layers + growth + step + recall; }
+  int64_t steady() const { return layers + growth + step + recall + angles; }
   int64_t total() const { return steady() + prompt; }
 };
 SequenceBytes BytesOf(const RankCacheOptions& options, const ScratchSizes& scratch_sizes,

@@ -128,6 +128,12 @@ absl::StatusOr<DeviceSpan<int64_t>> Workspace::CandidateScores(int64_t count) {
 absl::StatusOr<DeviceSpan<float>> Workspace::Logits(int64_t rows) {
   return Ensure<float>(MemoryKind::kWorkspace, logits_, rows * options_.vocab_size);
 }
+absl::StatusOr<DeviceSpan<float>> Workspace::TurnedQueries(int64_t rows) {
+  return Ensure<float>(MemoryKind::kWorkspace, turned_queries_, rows * query_width());
+}
+absl::StatusOr<DeviceSpan<std::byte>> Workspace::TurnedKeys(int64_t bytes) {
+  return Ensure<std::byte>(MemoryKind::kWorkspace, turned_keys_, bytes);
+}
 
 absl::Status Workspace::ReserveExtraLogits(int64_t rows) {
   const int64_t bytes = rows * options_.vocab_size * kFloatBytes;
@@ -144,6 +150,8 @@ void Workspace::TrimGains() {
   candidate_scores_ = DeviceBuffer();
   exposed_values_ = DeviceBuffer();
   scratch_ = DeviceBuffer();
+  turned_queries_ = DeviceBuffer();
+  turned_keys_ = DeviceBuffer();
 }
 
 void Workspace::Trim() {

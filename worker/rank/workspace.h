@@ -43,6 +43,9 @@ class Workspace {
   absl::StatusOr<DeviceSpan<int64_t>> VictimScores(int64_t count);
   absl::StatusOr<DeviceSpan<std::byte>> Scratch(int64_t bytes);  // of Backend::Attend()
   absl::StatusOr<DeviceSpan<float>> Logits(int64_t rows);        // [rows][vocab_size]
+  // Positions::kCacheRelative: queries and keys as one attention sees them.
+  absl::StatusOr<DeviceSpan<float>> TurnedQueries(int64_t rows);
+  absl::StatusOr<DeviceSpan<std::byte>> TurnedKeys(int64_t bytes);
   // Logits rows beyond one for each sequence. RESOURCE_EXHAUSTED.
   absl::Status ReserveExtraLogits(int64_t rows);
 
@@ -79,6 +82,8 @@ class Workspace {
   DeviceBuffer candidate_scores_;
   DeviceBuffer exposed_values_;
   DeviceBuffer scratch_;
+  DeviceBuffer turned_queries_;
+  DeviceBuffer turned_keys_;
   DeviceBuffer logits_;
 };
 

@@ -108,6 +108,10 @@ absl::Status CommandRunner::OpenHere(const v1::OpenCommand& command) {
     return pass.status();
   }
   prompts_[command.sequence_id()] = *std::move(pass);
+  if (options_.traces != nullptr) {
+    HW_ASSIGN_OR_RETURN(const SequenceCache* opened, cache_.Find(command.sequence_id()));
+    options_.traces->Begin(command.sequence_id(), opened->options());
+  }
   reports_.AddTokens(command.sequence_id(), 0, prompt);
   return absl::OkStatus();
 }
@@ -160,12 +164,9 @@ absl::StatusOr<CommandResult> CommandRunner::RunPrompt(const v1::PromptLayerComm
         found == prompts_.end() ? "none" : absl::StrCat("layer ", found->second->layer())));
   }
   PromptPass& pass = *found->second;
-  if (options_.recorder != nullptr) {
-    const int64_t first = command.first_token();
-    options_.recorder->Expect(
-        {{command.sequence_id(), static_cast<Position>(first),
-          std::min<int64_t>(cache_.options().max_step_tokens, pass.num_tokens() - first)}});
-  }
+  const int64_t first = command.first_token();
+  ExpectRows({{command.sequence_id(), static_cast<Position>(first),
+               std::min<int64_t>(cache_.options().max_step_tokens, pass.num_tokens() - first)}});
   HW_RETURN_IF_ERROR(pass.RunChunk());
   CommandResult result;
   if (!pass.layer_complete()) return result;
@@ -190,13 +191,11 @@ absl::StatusOr<CommandResult> CommandRunner::EndPrompt(PromptPass& pass) {
 }
 
 absl::StatusOr<CommandResult> CommandRunner::Decode(const v1::DecodeCommand& command) {
-  if (options_.recorder != nullptr) {
-    std::vector<KvRecorder::Rows> rows;
-    for (const auto& item : command.items()) {
-      rows.push_back({item.sequence_id(), item.first_position(), item.tokens_size()});
-    }
-    options_.recorder->Expect(std::move(rows));
+  std::vector<KvRecorder::Rows> rows;
+  for (const auto& item : command.items()) {
+    rows.push_back({item.sequence_id(), item.first_position(), item.tokens_size()});
   }
+  ExpectRows(std::move(rows));
   CommandResult result;
   result.status = step_.Run(ToDescriptor(command), communicator_);
   if (!result.status.ok()) return result;
@@ -274,6 +273,7 @@ absl::StatusOr<CommandResult> CommandRunner::Close(const v1::CloseCommand& comma
     HW_ASSIGN_OR_RETURN(result.plan, ReportEnd(sequence, command.report_sets()));
   }
   if (options_.recorder != nullptr) options_.recorder->Forget(sequence);
+  if (options_.traces != nullptr) options_.traces->Forget(sequence);
   HW_RETURN_IF_ERROR(cache_.Close(sequence));
   const std::function<void()> report_finished = reports_.Close(sequence);
   if (options_.tier != nullptr) {
@@ -287,7 +287,19 @@ absl::StatusOr<CommandResult> CommandRunner::Close(const v1::CloseCommand& comma
 absl::StatusOr<int64_t> CommandRunner::ReportEnd(SequenceId sequence, bool with_sets) {
   HW_ASSIGN_OR_RETURN(const int64_t plan, reports_.Report(sequence, with_sets));
   if (options_.recorder != nullptr) Dump(sequence, plan);
+  if (options_.traces == nullptr) return plan;
+  HW_ASSIGN_OR_RETURN(const SequenceStats stats, cache_.Stats(sequence));
+  const absl::Status written = options_.traces->End(sequence, stats.tokens_seen);
+  if (!written.ok()) {
+    LogError("no trace written", {{"sequence", sequence}, {"error", written.ToString()}});
+  }
   return plan;
+}
+
+// Whose rows the model computes next.
+void CommandRunner::ExpectRows(std::vector<KvRecorder::Rows> rows) {
+  if (options_.recorder != nullptr) options_.recorder->Expect(rows);
+  if (options_.traces != nullptr) options_.traces->Expect(std::move(rows));
 }
 
 void CommandRunner::Dump(SequenceId sequence, int64_t plan) {

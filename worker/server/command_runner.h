@@ -20,6 +20,7 @@
 #include "worker/server/remote_host_tier.h"
 #include "worker/server/sequence_figures.h"
 #include "worker/server/snapshot_source.h"
+#include "worker/server/trace_recorder.h"
 
 namespace heavywater {
 
@@ -39,6 +40,7 @@ struct CommandRunnerOptions {
   bool copy_logits = false;        // rank 0
   KvRecorder* recorder = nullptr;  // null: no dump
   std::string dump_dir;
+  TraceRecorder* traces = nullptr;            // null: none
   RemoteHostTier* tier = nullptr;             // of the cache, told how long sequences may get
   const SnapshotSource* snapshots = nullptr;  // of restored sequences; null: none
   bool take_snapshots = false;                // at the prompt's end
@@ -72,6 +74,7 @@ class CommandRunner {
   absl::Status AfterItem(const v1::DecodeCommand::Item& item);
   absl::StatusOr<CommandResult> SumFigures(const v1::FiguresCommand& command);
   absl::StatusOr<CommandResult> Close(const v1::CloseCommand& command);
+  void ExpectRows(std::vector<KvRecorder::Rows> rows);
   absl::StatusOr<int64_t> ReportEnd(SequenceId sequence, bool with_sets);
   void Dump(SequenceId sequence, int64_t plan);
   absl::StatusOr<std::vector<float>> CopyLogits(DeviceSpan<const float> logits);

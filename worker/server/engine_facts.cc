@@ -57,6 +57,10 @@ absl::Status CheckEngineConfig(const v1::WorkerConfig& config) {
     return absl::InvalidArgumentError(
         "dump_dir is set, but model is \"none\": want it empty, Kept and ReadKv tell the same");
   }
+  if (!config.record_dir().empty()) {
+    return absl::InvalidArgumentError(
+        "record_dir is set, but model is \"none\": want it empty, the engine has its Q, K and V");
+  }
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
+#include "worker/rank/cache_places.h"
 #include "worker/rank/recall_memory.h"
 #include "worker/server/policy_proto.h"
 
@@ -41,6 +42,7 @@ absl::Status CheckNames(const v1::GenerateRequest& proto) {
   // repeat it.
   HW_RETURN_IF_ERROR(CheckName("policy.policy", proto.policy().policy()));
   HW_RETURN_IF_ERROR(CheckName("policy.scope", proto.policy().scope()));
+  HW_RETURN_IF_ERROR(CheckName("policy.positions", proto.policy().positions()));
   return CheckName("policy.pooling", proto.policy().pooling());
 }
 
@@ -129,7 +131,13 @@ absl::Status ParseResume(const v1::ResumePoint& proto, const GenerationLimits& l
   return absl::OkStatus();
 }
 
+// At places in a bounded cache only the prompt and the cache must be within the context.
 absl::Status CheckContext(const GenerationRequest& request, const GenerationLimits& limits) {
+  if (request.sequence.policy.positions == Positions::kCacheRelative &&
+      request.budget.bounded_decode) {
+    return CheckTrainedPlaces(limits.context_tokens, limits.shape.num_layers, request.sequence,
+                              request.budget);
+  }
   const size_t given = request.prompt.size() + request.suffix.size();
   const int64_t all = static_cast<int64_t>(given) + request.max_new_tokens;
   if (all <= limits.context_tokens) return absl::OkStatus();
@@ -149,7 +157,6 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
   HW_ASSIGN_OR_RETURN(request.suffix, ParseSuffix(proto, limits));
   HW_ASSIGN_OR_RETURN(request.max_new_tokens, ParseNewTokens(proto, limits));
   HW_ASSIGN_OR_RETURN(request.sampling, ParseSampling(proto.sampling()));
-  HW_RETURN_IF_ERROR(CheckContext(request, limits));
   HW_ASSIGN_OR_RETURN(request.sequence.policy,
                       PolicyFromProto(proto.policy(), limits.default_policy));
   if (proto.return_reads() && !request.sequence.policy.recall.enabled) {
@@ -163,6 +170,7 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
                                 request.max_new_tokens - 1;
   request.sequence.on_host_full = limits.on_host_full;
   HW_ASSIGN_OR_RETURN(request.budget, ResolveSequenceBudget(limits.shape, request.sequence));
+  HW_RETURN_IF_ERROR(CheckContext(request, limits));
   request.forced.assign(proto.forced_tokens().begin(), proto.forced_tokens().end());
   HW_RETURN_IF_ERROR(ParseResume(proto.resume(), limits, request));
   request.ignore_eos = proto.ignore_eos();

@@ -43,7 +43,8 @@ struct GenerationLimits {
 };
 
 // INVALID_ARGUMENT naming the field, what came and what was wanted;
-// OUT_OF_RANGE when prompt and new tokens exceed the context.
+// OUT_OF_RANGE when prompt and new tokens exceed the context (at cache-relative
+// positions INVALID_ARGUMENT when the prompt or the budget does).
 absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest& proto,
                                                        const GenerationLimits& limits);
 

@@ -93,6 +93,14 @@ absl::StatusOr<PolicyOptions> PolicyFromProto(const v1::PolicyOptions& proto,
     }
     options.scope = *scope;
   }
+  if (!proto.positions().empty()) {
+    auto positions = ParsePositions(proto.positions());
+    if (!positions.ok()) {
+      return absl::Status(positions.status().code(),
+                          absl::StrCat("policy.positions: ", positions.status().message()));
+    }
+    options.positions = *positions;
+  }
   if (!proto.pooling().empty()) {
     HW_ASSIGN_OR_RETURN(options.pooling, ParsePooling(proto.pooling()));
   }
@@ -133,6 +141,7 @@ v1::PolicyOptions PolicyToProto(const PolicyOptions& options) {
   proto.set_promote_candidates(options.recall.promote_candidates);
   proto.set_device_ratio(options.device_ratio);
   proto.set_pooled_seeds(options.pooled_seeds);
+  proto.set_positions(std::string(PositionsName(options.positions)));
   return proto;
 }
 
@@ -149,6 +158,8 @@ v1::ResolvedBudget BudgetToProto(const PolicyOptions& options, const Budget& bud
   proto.set_device_ratio(options.device_ratio);
   proto.set_pooled_seeds(options.pooled_seeds);
   proto.set_exposure(options.exposure);
+  proto.set_positions(std::string(PositionsName(options.positions)));
+  proto.set_attended_tokens(budget.attended_tokens);
   if (options.policy == Policy::kScissorhands) proto.set_history_window(options.history_window);
   if (options.policy == Policy::kPyramidKv) proto.set_pyramid_beta(options.pyramid_beta);
   for (const LayerBudget& layer : budget.layers) {

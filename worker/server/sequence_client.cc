@@ -66,6 +66,8 @@ absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& se
   request.set_group(link_->options().group);
   request.set_epoch(link_->epoch());
   *request.mutable_fingerprint() = link_->options().fingerprint;
+  request.mutable_fingerprint()->set_positions(
+      std::string(PositionsName(sequence.options.policy.positions)));
   *request.mutable_policy() = PolicyToProto(sequence.options.policy);
   *request.mutable_budget() = BudgetToProto(sequence.options.policy, sequence.budget);
   request.set_prompt_tokens(prompt_tokens);

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <filesystem>
 #include <random>
 #include <utility>
 
@@ -161,6 +162,17 @@ absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts&
   if (!config.dump_dir().empty()) {
     recorder_ = std::make_unique<KvRecorder>(*model_, *backend_, facts.shape);
   }
+  if (!config.record_dir().empty()) {
+    if (!std::filesystem::is_directory(config.record_dir())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("record_dir is \"", config.record_dir(), "\", want a folder"));
+    }
+    traces_ = std::make_unique<TraceRecorder>(
+        recorder_ == nullptr ? static_cast<Model&>(*model_) : *recorder_, *backend_, facts.shape,
+        TraceRecorderOptions{.directory = config.record_dir(),
+                             .model = facts.fingerprint.model(),
+                             .rank = config.rank()});
+  }
   HW_ASSIGN_OR_RETURN(cache_,
                       RankCache::Create({.shape = facts.shape,
                                          .rank = config.rank(),
@@ -169,20 +181,25 @@ absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts&
                                          .vocab_size = facts.config.vocab_size,
                                          .device_memory_bytes = config.device_memory_bytes(),
                                          .max_step_tokens = config.prompt_chunk_tokens(),
-                                         .reserve_ahead_tokens = config.reserve_ahead_tokens()},
+                                         .reserve_ahead_tokens = config.reserve_ahead_tokens(),
+                                         .rope_frequencies = model_->RopeFrequencies(),
+                                         .trained_tokens = facts.config.context_length},
                                         *backend_, tier_.get()));
   LogInfo("model loaded", {{"model", facts.fingerprint.model()}, {"backend", backend_->Name()}});
   return StartRunner(config);
 }
 
 absl::Status Worker::StartRunner(const v1::WorkerConfig& config) {
-  Model& model = recorder_ == nullptr ? static_cast<Model&>(*model_) : *recorder_;
+  Model& recorded = recorder_ == nullptr ? static_cast<Model&>(*model_) : *recorder_;
+  Model& model = traces_ == nullptr ? recorded : *traces_;
+  if (traces_ != nullptr) traces_->Clear();  // of a group that has failed
   reports_ = std::make_unique<PlanReports>(*cache_, reporter_.get());
   runner_ = std::make_unique<CommandRunner>(
       *cache_, model, *communicator_, *reports_,
       CommandRunnerOptions{.copy_logits = config.rank() == 0,
                            .recorder = recorder_.get(),
                            .dump_dir = config.dump_dir(),
+                           .traces = traces_.get(),
                            .tier = tier_.get(),
                            .snapshots = snapshots_.get(),
                            .take_snapshots = config.snapshot_interval_tokens() > 0});

@@ -26,6 +26,7 @@
 #include "worker/server/remote_host_tier.h"
 #include "worker/server/reporter.h"
 #include "worker/server/snapshot_source.h"
+#include "worker/server/trace_recorder.h"
 
 namespace heavywater {
 
@@ -95,6 +96,7 @@ class Worker {
   Epoch epoch_ = 0;  // of the communicator
   std::unique_ptr<LlamaRunner> model_;
   std::unique_ptr<KvRecorder> recorder_;
+  std::unique_ptr<TraceRecorder> traces_;
   std::unique_ptr<RankCache> cache_;
   std::unique_ptr<PlanReports> reports_;
   std::unique_ptr<CommandRunner> runner_;

@@ -81,33 +81,6 @@ absl::Status TakeBudget(RequestFields& fields, PolicyOptions& options) {
   return absl::OkStatus();
 }
 
-// Whether numbers can be is ResolveBudget()'s to say.
-absl::StatusOr<NamedPolicy> ParsePolicyFields(const Json& value) {
-  RequestFields fields(value, "policy.");
-  NamedPolicy policy{.name = "snapkv_h2o", .options = {}};
-  HW_RETURN_IF_ERROR(fields.Take("policy", policy.name));
-  HW_ASSIGN_OR_RETURN(PolicyOptions options, Preset(policy.name));
-  std::string scope(ScopeName(options.scope));
-  HW_RETURN_IF_ERROR(fields.Take("scope", scope));
-  HW_ASSIGN_OR_RETURN(options.scope, ParseScope(scope));
-  HW_RETURN_IF_ERROR(TakeBudget(fields, options));
-  RecallOptions& recall = options.recall;
-  HW_RETURN_IF_ERROR(fields.Take("sink_tokens", 0, kMaxInt, options.sink_tokens));
-  HW_RETURN_IF_ERROR(fields.Take("min_budget_tokens", 0, kMaxInt, options.min_budget_tokens));
-  HW_RETURN_IF_ERROR(fields.Take("plan_interval_steps", 0, kMaxInt, options.plan_interval_steps));
-  HW_RETURN_IF_ERROR(fields.Take("history_window", 0, kMaxInt, options.history_window));
-  HW_RETURN_IF_ERROR(fields.Take("pyramid_beta", options.pyramid_beta));
-  HW_RETURN_IF_ERROR(fields.Take("exposure", options.exposure));
-  HW_RETURN_IF_ERROR(fields.Take("recall", recall.enabled));
-  HW_RETURN_IF_ERROR(fields.Take("recall_all", recall.all));
-  HW_RETURN_IF_ERROR(fields.Take("recall_tokens", 0, kMaxInt, recall.recall_tokens));
-  HW_RETURN_IF_ERROR(fields.Take("sketch_channels", 0, kMaxInt, recall.sketch_channels));
-  HW_RETURN_IF_ERROR(fields.Take("promote_candidates", 0, kMaxInt, recall.promote_candidates));
-  HW_RETURN_IF_ERROR(fields.Finish());
-  policy.options = options;
-  return policy;
-}
-
 absl::StatusOr<std::vector<Json>> ListOf(const Json& request, const char* name) {
   const auto found = request.find(name);
   if (found == request.end() || !found->is_array() || found->empty()) {
@@ -160,6 +133,33 @@ absl::Status TakeCommon(RequestFields& fields, PlanRequest& request) {
 }
 
 }  // namespace
+
+// Whether numbers can be is ResolveBudget()'s to say.
+absl::StatusOr<NamedPolicy> ParsePolicyFields(const Json& value) {
+  RequestFields fields(value, "policy.");
+  NamedPolicy policy{.name = "snapkv_h2o", .options = {}};
+  HW_RETURN_IF_ERROR(fields.Take("policy", policy.name));
+  HW_ASSIGN_OR_RETURN(PolicyOptions options, Preset(policy.name));
+  std::string scope(ScopeName(options.scope));
+  HW_RETURN_IF_ERROR(fields.Take("scope", scope));
+  HW_ASSIGN_OR_RETURN(options.scope, ParseScope(scope));
+  HW_RETURN_IF_ERROR(TakeBudget(fields, options));
+  RecallOptions& recall = options.recall;
+  HW_RETURN_IF_ERROR(fields.Take("sink_tokens", 0, kMaxInt, options.sink_tokens));
+  HW_RETURN_IF_ERROR(fields.Take("min_budget_tokens", 0, kMaxInt, options.min_budget_tokens));
+  HW_RETURN_IF_ERROR(fields.Take("plan_interval_steps", 0, kMaxInt, options.plan_interval_steps));
+  HW_RETURN_IF_ERROR(fields.Take("history_window", 0, kMaxInt, options.history_window));
+  HW_RETURN_IF_ERROR(fields.Take("pyramid_beta", options.pyramid_beta));
+  HW_RETURN_IF_ERROR(fields.Take("exposure", options.exposure));
+  HW_RETURN_IF_ERROR(fields.Take("recall", recall.enabled));
+  HW_RETURN_IF_ERROR(fields.Take("recall_all", recall.all));
+  HW_RETURN_IF_ERROR(fields.Take("recall_tokens", 0, kMaxInt, recall.recall_tokens));
+  HW_RETURN_IF_ERROR(fields.Take("sketch_channels", 0, kMaxInt, recall.sketch_channels));
+  HW_RETURN_IF_ERROR(fields.Take("promote_candidates", 0, kMaxInt, recall.promote_candidates));
+  HW_RETURN_IF_ERROR(fields.Finish());
+  policy.options = options;
+  return policy;
+}
 
 absl::StatusOr<PlanRequest> ParsePlanRequest(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);

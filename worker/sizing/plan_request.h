@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,9 @@ struct PlanRequest {
   double bandwidth_gb_s = 0;       // 10^9 bytes a second; 0: not asked
   double host_bandwidth_gb_s = 0;  // likewise, of the bus
 };
+
+// One of `policies`. INVALID_ARGUMENT naming the field.
+absl::StatusOr<NamedPolicy> ParsePolicyFields(const nlohmann::json& value);
 
 // INVALID_ARGUMENT naming the field; what ReadModelConfig() says of a file.
 absl::StatusOr<PlanRequest> ParsePlanRequest(const std::string& text);

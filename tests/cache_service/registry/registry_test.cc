@@ -124,6 +124,17 @@ TEST_F(RegistryTest, AnOpenMustMatchItsGroup) {
   EXPECT_EQ(registry_.Open(request).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(RegistryTest, WhetherKeysLieRotatedIsEachSequencesOwn) {
+  v1::OpenSequenceRequest request = TestOpen("request", epoch_);
+  request.mutable_fingerprint()->set_positions("cache_relative");
+  const auto opened = registry_.Open(request);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const SequenceId id = opened->sequence_id();
+  EXPECT_EQ(registry_.sequences().Get(id)->fingerprint().positions(), "cache_relative");
+  EXPECT_NE(registry_.sequences().Get(Open("another"))->fingerprint().positions(),
+            "cache_relative");
+}
+
 TEST_F(RegistryTest, APlanIsCommittedWhenTheLastOfItsPagesHasArrivedWithoutAnotherReport) {
   const SequenceId id = Open("request");
   ASSERT_TRUE(Reserve(id, 1, 2, /*direct=*/false).ok());

@@ -36,6 +36,14 @@ def test_scissorhands_is_asked_for_as_published_and_pyramidkv_like_its_relatives
     assert (options.heavy_tokens, options.recent_tokens, options.exposure) == (100, 100, 0.5)
 
 
+def test_the_oracle_is_asked_for_its_true_top_and_only_by_head() -> None:
+    options = Row("oracle", "kv_head", 0.2).options(1000)
+    assert (options.heavy_tokens, options.recent_tokens, options.sink_tokens) == (199, 1, 0)
+    assert [row.name for row in sweep_rows(["oracle"], ["kv_head"], [0.1])] == ["full", "oracle-kv_head-0.1"]
+    with pytest.raises(ValueError, match="'oracle' chooses by head"):
+        sweep_rows(["oracle"], ["layer"], [0.1])
+
+
 def test_results_survive_and_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "state.jsonl"
     first = ResultsFile(file, {"prompt": 8})

@@ -1,6 +1,7 @@
-// What sets scissorhands and pyramidkv apart from the other policies, written plainly.
+// What sets scissorhands, pyramidkv, oracle and places in the cache apart, written plainly.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cache_service/base/check.h"
 #include "tests/worker/rank/plain_reference.h"
@@ -50,6 +51,54 @@ void PlainLayer::CountHistory(int set) {
       if (counted != plan->second.end()) score += counted->second;
     }
   }
+}
+
+// The oracle: sinks, the newest, and what the group's queries together pay most.
+std::vector<Position> PlainLayer::TopOf(std::span<const float> queries, int kv_head,
+                                        const std::vector<Position>& visible) const {
+  std::map<Position, int64_t> paid;
+  std::vector<float> unused(shape_.head_dim);
+  for (size_t i = 0; i < queries.size(); i += shape_.head_dim) {
+    const std::vector<double> probabilities =
+        AttendHead(queries.subspan(i, shape_.head_dim), kv_head, visible, unused);
+    for (size_t j = 0; j < visible.size(); ++j) {
+      paid[visible[j]] += std::llrint(probabilities[j] * 4294967296.0);
+    }
+  }
+  std::vector<std::pair<int64_t, Position>> order;
+  for (const auto& [position, attention] : paid) {
+    const bool stays =
+        position < policy_.sink_tokens || position > visible.back() - policy_.recent_tokens;
+    order.emplace_back(stays ? std::numeric_limits<int64_t>::min() : -attention, position);
+  }
+  std::sort(order.begin(), order.end());
+  order.resize(std::min<size_t>(order.size(), policy_.budget_tokens));
+  std::vector<Position> top;
+  for (const auto& [rank, position] : order) top.push_back(position);
+  std::sort(top.begin(), top.end());
+  return top;
+}
+
+// Pairs turn in float, as the backends say; what is stored is rounded once more.
+double PlainLayer::LogitAtPlaces(std::span<const float> query, int query_place, int kv_head,
+                                 Position position, int place) const {
+  const int half = shape_.head_dim / 2;
+  const double* key = keys_[position].data() + kv_head * shape_.head_dim;
+  double dot = 0;
+  for (int i = 0; i < half; ++i) {
+    const auto turned = [&](double x, double y, int at) {
+      const double angle = at * shape_.rope_frequencies[i];
+      const auto cosine = static_cast<float>(std::cos(angle));
+      const auto sine = static_cast<float>(std::sin(angle));
+      const auto a = static_cast<float>(x);
+      const auto b = static_cast<float>(y);
+      return std::pair(a * cosine - b * sine, b * cosine + a * sine);
+    };
+    const auto [q, q_after] = turned(query[i], query[half + i], query_place);
+    const auto [k, k_after] = turned(key[i], key[half + i], place);
+    dot += q * Stored(k, shape_.dtype) + q_after * Stored(k_after, shape_.dtype);
+  }
+  return dot * static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
 }
 
 int64_t PlainLayer::Given(double probability, int64_t query) const {

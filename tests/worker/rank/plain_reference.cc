@@ -10,13 +10,14 @@
 #include "cache_service/base/float16.h"
 
 namespace heavywater {
-namespace {
 
 double Stored(float value, KvDtype dtype) {
   if (dtype == KvDtype::kFloat32) return value;
   return dtype == KvDtype::kBFloat16 ? BFloat16ToFloat(FloatToBFloat16(value))
                                      : Float16ToFloat(FloatToFloat16(value));
 }
+
+namespace {
 
 bool Votes(Policy policy) {
   return policy == Policy::kSnapKv || policy == Policy::kSnapKvH2o || policy == Policy::kPyramidKv;
@@ -84,8 +85,11 @@ std::vector<double> PlainLayer::AttendHead(std::span<const float> query, int kv_
   const int first = kv_head * shape_.head_dim;
   std::vector<double> weights;
   double largest = -std::numeric_limits<double>::infinity();
-  for (Position position : positions) {
-    weights.push_back(Logit(query, kv_head, position));
+  for (size_t j = 0; j < positions.size(); ++j) {
+    weights.push_back(shape_.rope_frequencies.empty()
+                          ? Logit(query, kv_head, positions[j])
+                          : LogitAtPlaces(query, static_cast<int>(positions.size()) - 1, kv_head,
+                                          positions[j], static_cast<int>(j)));
     largest = std::max(largest, weights.back());
   }
   double sum = 0;
@@ -146,7 +150,7 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
 
   for (int set = 0; set < num_sets; ++set) {
     for (Position p = 0; p < prompt_tokens_; ++p) sets_[set][p] = sums[set][p];
-    if (policy_.policy == Policy::kFull) continue;
+    if (policy_.policy == Policy::kFull || policy_.policy == Policy::kOracle) continue;
     Ledger ranking = sets_[set];
     int64_t recent = policy_.recent_tokens;
     if (Votes(policy_.policy)) {
@@ -198,6 +202,8 @@ std::vector<float> PlainLayer::Append(std::span<const float> q, std::span<const 
             LogSumExp(q.subspan(row + g * shape_.head_dim, shape_.head_dim), kv_head, visible));
       }
       const std::vector<Position> picks = Pick(kv_head, q.subspan(row, width), lse);
+      if (policy_.policy == Policy::kOracle)
+        visible = TopOf(q.subspan(row, width), kv_head, visible);
       visible.insert(visible.end(), picks.begin(), picks.end());
       for (int g = 0; g < group; ++g) {
         const size_t at = row + g * shape_.head_dim;

@@ -46,7 +46,12 @@ struct PlainShape {
   int head_dim = 8;
   KvDtype dtype = KvDtype::kFloat32;
   int page_tokens = 16;
+  // Not empty: keys and queries turn to their places among what is attended to.
+  std::vector<double> rope_frequencies = {};
 };
+
+// `value` as a cache of this type gives it back.
+double Stored(float value, KvDtype dtype);
 
 using Ledger = std::map<Position, int64_t>;  // of one set: resident -> score, 2^-32
 
@@ -96,6 +101,10 @@ class PlainLayer {
   double LogSumExp(std::span<const float> query, int kv_head,
                    const std::vector<Position>& positions) const;
   double Logit(std::span<const float> query, int kv_head, Position position) const;
+  double LogitAtPlaces(std::span<const float> query, int query_place, int kv_head,
+                       Position position, int place) const;
+  std::vector<Position> TopOf(std::span<const float> queries, int kv_head,
+                              const std::vector<Position>& visible) const;
   void Observe(std::span<const float> q);
   std::vector<std::vector<double>> KeysOf(int kv_head) const;
   std::vector<std::vector<double>> KeysWithCopy(int kv_head) const;

@@ -78,6 +78,10 @@ class RestoreCase {
     sequence_.policy.plan_interval_steps = Pick(random_, {1, 3, 16});
     sequence_.policy.decay = random_() % 2 == 0 ? 1.0 : 0.9;
     sequence_.policy.recall.enabled = policy != Policy::kFull && random_() % 3 != 0;
+    if (!sequence_.policy.recall.enabled && random_() % 2 == 0) {
+      options_.rope_frequencies = TestRopeFrequencies(options_.head_dim);
+      sequence_.policy.positions = Positions::kCacheRelative;
+    }
     sequence_.policy.recall.recall_tokens = Pick(random_, {2, 16});
     sequence_.policy.recall.promote_candidates = Pick(random_, {0, 4});
     tokens_ = TestTokens(1, sequence_.prompt_tokens + 80);

@@ -1,6 +1,7 @@
 #include "tests/worker/rank/test_group.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,13 @@ std::unique_ptr<Backend> CreateBackend(const TestGroupOptions& options) {
 }
 
 }  // namespace
+
+std::vector<double> TestRopeFrequencies(int head_dim) {
+  std::vector<double> frequencies;
+  for (int i = 0; i < head_dim; i += 2)
+    frequencies.push_back(std::pow(100.0, -double{1} * i / head_dim));
+  return frequencies;
+}
 
 KvShape TestShape(const TestGroupOptions& options, int rank) {
   KvShape shape;
@@ -55,9 +63,9 @@ std::vector<int32_t> TestTokens(int tag, int64_t count, int64_t first) {
 
 TestGroup::TestGroup(const TestGroupOptions& options) : options_(options), rows_(options.rows) {
   if (!rows_) {
-    rows_ = [shape = TestShape(options, 0), seed = options.seed](int layer, int32_t token,
-                                                                 Position position) {
-      return MakeSyntheticRow(shape, seed, layer, token, position);
+    rows_ = [shape = TestShape(options, 0), seed = options.seed, placed = by_places()](
+                int layer, int32_t token, Position position) {
+      return MakeSyntheticRow(shape, seed, layer, token, placed ? 0 : position);
     };
   }
   for (int rank = 0; rank < options.world_size; ++rank) {
@@ -70,6 +78,8 @@ TestGroup::TestGroup(const TestGroupOptions& options) : options_(options), rows_
     cache.device_memory_bytes = options.device_memory_bytes;
     cache.max_step_tokens = options.max_step_tokens;
     cache.reserve_ahead_tokens = options.reserve_ahead_tokens;
+    cache.rope_frequencies = options.rope_frequencies;
+    cache.trained_tokens = options.trained_tokens;
     Rank& made = ranks_.emplace_back();
     made.backend = CreateBackend(options);
     auto created = RankCache::Create(cache, *made.backend,
@@ -206,6 +216,7 @@ std::vector<Ledger> TestGroup::Sets(SequenceId sequence, int layer) {
 
 std::vector<float> TestGroup::Attention(int layer, int32_t token, Position position) {
   std::vector<float> all;
+  if (by_places()) position = 0;  // where the model is told to leave the rows
   for (int rank = 0; rank < world_size(); ++rank) {
     const std::vector<float>& own = model(rank).attention(layer, token, position);
     all.insert(all.end(), own.begin(), own.end());
@@ -229,7 +240,8 @@ PlainShape TestGroup::plain_shape() const {
           .num_kv_heads = options_.kv_heads,
           .head_dim = options_.head_dim,
           .dtype = options_.dtype,
-          .page_tokens = options_.page_tokens};
+          .page_tokens = options_.page_tokens,
+          .rope_frequencies = options_.rope_frequencies};
 }
 
 }  // namespace heavywater

@@ -32,7 +32,10 @@ struct TestGroupOptions {
   int64_t reserve_ahead_tokens = 32;
   int64_t device_memory_bytes = 0;
   uint64_t seed = 1;
-  RowSource rows = {};       // of Q, K and V; none: made from the seed
+  RowSource rows = {};  // of Q, K and V; none: made from the seed
+  // Positions::kCacheRelative, of all sequences: rows follow from the token alone.
+  std::vector<double> rope_frequencies = {};
+  int64_t trained_tokens = 0;
   bool cpu_backend = false;  // or the reference
   // Or these; their memory need not be the host's.
   std::function<std::unique_ptr<Backend>()> make_backend = nullptr;
@@ -82,6 +85,7 @@ class TestGroup {
   // Q, K and V of tokens from `first` on, as one rank without parallelism has them.
   SyntheticRow Rows(int layer, const std::vector<int32_t>& tokens, Position first) const;
   PlainShape plain_shape() const;
+  bool by_places() const { return !options_.rope_frequencies.empty(); }
 
  private:
   struct Rank {
@@ -104,6 +108,8 @@ class TestGroup {
   std::vector<absl::Status> statuses_;
 };
 
+// Of RoPE with base 100: far places differ in every pair of so small a head.
+std::vector<double> TestRopeFrequencies(int head_dim);
 // This rank's share of the model.
 KvShape TestShape(const TestGroupOptions& options, int rank);
 // Budget in tokens; max_tokens leaves room for `more_tokens`.

@@ -226,6 +226,27 @@ TEST_F(GenerationRequestTest, NamesTheFieldWhatCameAndWhatWasWanted) {
   }
 }
 
+TEST_F(GenerationRequestTest, AtPlacesInABoundedCacheGenerationMayGoPastTheContext) {
+  v1::GenerateRequest request = Good();
+  request.set_max_new_tokens(10 * kTinyContext);
+  EXPECT_EQ(Parse(request).status().code(), absl::StatusCode::kOutOfRange);
+  v1::PolicyOptions& policy = *request.mutable_policy();
+  policy.set_policy("streaming");
+  policy.set_positions("cache_relative");
+  policy.set_heavy_tokens(10);
+  policy.set_recent_tokens(kTinyContext - 11);  // and the token that comes
+  const auto parsed = Parse(request);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->sequence.policy.positions, Positions::kCacheRelative);
+
+  policy.set_recent_tokens(kTinyContext - 10);
+  EXPECT_EQ(Parse(request).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(Parse(request).status().message()),
+              HasSubstr("heavy + recent + plan_interval_steps is 65, want at most the 64 places"));
+  policy.set_policy("full");
+  EXPECT_EQ(Parse(request).status().code(), absl::StatusCode::kOutOfRange);
+}
+
 TEST_F(GenerationRequestTest, FillsInTheDefaultsOfTheSystemAsOrdered) {
   const auto parsed = Parse(Good());
   ASSERT_TRUE(parsed.ok()) << parsed.status();

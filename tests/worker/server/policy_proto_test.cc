@@ -53,6 +53,31 @@ TEST(PolicyProtoTest, EveryOptionOfRecallSurvivesTheWayToOtherRanks) {
   EXPECT_EQ(received->recent_tokens, 32);
 }
 
+TEST(PolicyProtoTest, PositionsSurviveTheWayAreReportedAndRefusedByName) {
+  v1::PolicyOptions proto;
+  proto.set_policy("streaming");
+  EXPECT_EQ(PolicyFromProto(proto)->positions, Positions::kAbsolute);
+  proto.set_positions("cache_relative");
+  const PolicyOptions relative = *PolicyFromProto(PolicyToProto(*PolicyFromProto(proto)));
+  EXPECT_EQ(relative.positions, Positions::kCacheRelative);
+  EXPECT_EQ(BudgetToProto(relative, *ResolveBudget(relative, 1000)).positions(), "cache_relative");
+  proto.set_positions("relative");
+  EXPECT_EQ(PolicyFromProto(proto).status().message(),
+            "policy.positions: positions is \"relative\", want one of: absolute, cache_relative");
+}
+
+TEST(PolicyProtoTest, TheOracleChoosesByHeadAndReportsWhatAQueryAttendsTo) {
+  v1::PolicyOptions proto;
+  proto.set_policy("oracle");
+  proto.set_heavy_tokens(30);
+  proto.set_recent_tokens(20);
+  const PolicyOptions oracle = *PolicyFromProto(PolicyToProto(*PolicyFromProto(proto)));
+  EXPECT_EQ(oracle.scope, Scope::kKvHead);
+  const v1::ResolvedBudget budget = BudgetToProto(oracle, *ResolveBudget(oracle, 1000));
+  EXPECT_EQ(budget.attended_tokens(), 50);
+  EXPECT_FALSE(budget.bounded_decode());
+}
+
 TEST(PolicyProtoTest, WhatSomePoliciesAloneHaveSurvivesTheWayAndIsReported) {
   v1::PolicyOptions proto;
   proto.set_policy("pyramidkv");

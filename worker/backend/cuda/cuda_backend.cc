@@ -11,6 +11,7 @@
 #include "worker/backend/cuda/copies.h"
 #include "worker/backend/cuda/cuda_check.h"
 #include "worker/backend/cuda/ledger.h"
+#include "worker/backend/cuda/rotate.h"
 #include "worker/backend/cuda/scratch_bytes.h"
 #include "worker/backend/cuda/select.h"
 #include "worker/backend/cuda/sketches.h"
@@ -98,6 +99,18 @@ class CudaBackend final : public Backend {
     });
   }
 
+  absl::Status RotateKeys(const KvShape& shape, const RotateKeysParams& params,
+                          Stream& stream) override {
+    return Operate(stream, [&](cudaStream_t handle) {
+      return cuda::RotateKeys(*context_, shape, params, handle);
+    });
+  }
+  absl::Status RotateQueries(const KvShape& shape, const RotateQueriesParams& params,
+                             Stream& stream) override {
+    return Operate(stream, [&](cudaStream_t handle) {
+      return cuda::RotateQueries(*context_, shape, params, handle);
+    });
+  }
   absl::Status CollectGains(const KvShape& shape, const LayerView& layer, DeviceSpan<int64_t> to,
                             Stream& stream) override {
     return Operate(

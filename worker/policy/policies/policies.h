@@ -25,5 +25,6 @@ Budget ScissorhandsBudget(const PolicyOptions& options, const TokenBudget& token
                           int64_t prompt_tokens);
 Budget PyramidKvBudget(const PolicyOptions& options, const TokenBudget& tokens,
                        int64_t prompt_tokens, int num_layers);
+Budget OracleBudget(const PolicyOptions& options, const TokenBudget& tokens);
 
 }  // namespace heavywater

@@ -15,6 +15,7 @@ from heavywater.cli.http import http
 from heavywater.cli.inspect import inspect
 from heavywater.cli.load import load
 from heavywater.cli.plan_memory import plan_memory_command
+from heavywater.cli.replay import replay
 from heavywater.cli.serve import serve
 from heavywater.cli.soak import soak_command
 from heavywater.cli.top import top
@@ -33,6 +34,7 @@ app.command()(serve)
 app.command()(http)
 app.command()(doctor)
 app.command()(load)
+app.command()(replay)
 app.command("soak")(soak_command)
 app.command("plan-memory")(plan_memory_command)
 app.add_typer(eval_app, name="eval")

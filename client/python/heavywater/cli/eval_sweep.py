@@ -30,7 +30,7 @@ from heavywater.eval.measure import Window, make_windows
 from heavywater.eval.plots import kept_map, quality_plot
 from heavywater.eval.ppl import PplEvaluation
 from heavywater.eval.results_file import ResultsFile
-from heavywater.eval.rows import BOUNDED, FULL, Row, make_rows
+from heavywater.eval.rows import BOUNDED, FULL, ORACLE, Row, make_rows
 
 RECALL = "recall"
 _MAP_STEPS = (0, 16, 64)
@@ -62,6 +62,8 @@ def sweep(
     """
     log = Console(stderr=True)
     rows = sweep_rows(policies.split(","), scopes.split(","), fractions(budgets))
+    if plots is not None and all(row.policy in (FULL, ORACLE) for row in rows):
+        raise ValueError("--plots draws what stays and what goes: want a policy that lets something go")
     if plots is not None and address and not cache:
         raise ValueError("--plots reads the kept positions from the cache service: give --cache, too")
     content = text_or_book(text)
@@ -123,7 +125,7 @@ def _measure(
 
 def _draw_map(client: Client, rows: list[Row], window: Window, path: Path, log: Console) -> None:
     """Of the first window at the middle budget, in the first scope: what stays, a while after the prompt."""
-    bounded = [row for row in rows if row.budget is not None]
+    bounded = [row for row in rows if row.budget is not None and row.policy != ORACLE]
     budgets = sorted({row.budget for row in bounded if row.budget is not None})
     budget, scope = budgets[len(budgets) // 2], bounded[0].scope
     steps = [step for step in _MAP_STEPS if step < len(window.targets)]

@@ -16,6 +16,7 @@ from heavywater.cli.policy import (
     DeviceRatio,
     Exposure,
     Policy,
+    Positions,
     Recall,
     RecallTokens,
     Scope,
@@ -48,6 +49,7 @@ def generate(
     sinks: Sinks = None,
     decay: Decay = 0.0,
     exposure: Exposure = 0.0,
+    positions: Positions = "",
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that have this probability.")] = 1.0,
     top_k: TopK = 0,
@@ -65,7 +67,16 @@ def generate(
     text = read_text(prompt, file)
     log = Console(stderr=True)
     options = policy_options(
-        policy, scope, budget, recall, recall_tokens, device_ratio, sinks=sinks, decay=decay, exposure=exposure
+        policy,
+        scope,
+        budget,
+        recall,
+        recall_tokens,
+        device_ratio,
+        sinks=sinks,
+        decay=decay,
+        exposure=exposure,
+        positions=positions,
     )
     if show_reads and not reads_demoted(policy, recall):
         raise ValueError(f"--show-reads with --policy {policy} and no recall, want --policy recall or --recall")

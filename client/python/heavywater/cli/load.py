@@ -21,6 +21,7 @@ from heavywater.cli.policy import (
     DeviceRatio,
     Exposure,
     Policy,
+    Positions,
     Recall,
     RecallTokens,
     Scope,
@@ -59,6 +60,7 @@ def load(
     sinks: Sinks = None,
     decay: Decay = 0.0,
     exposure: Exposure = 0.0,
+    positions: Positions = "",
     seed: Annotated[int, typer.Option(help="Of lengths, prompts, arrivals and cancels.")] = 1,
     model: LocalModel = None,
     ranks: Ranks = 1,
@@ -73,7 +75,16 @@ def load(
     """Load servers with sequences that come and go; measures latency and checks that nothing is left behind."""
     log = Console(stderr=True)
     options = policy_options(
-        policy, scope, budget, recall, recall_tokens, device_ratio, sinks=sinks, decay=decay, exposure=exposure
+        policy,
+        scope,
+        budget,
+        recall,
+        recall_tokens,
+        device_ratio,
+        sinks=sinks,
+        decay=decay,
+        exposure=exposure,
+        positions=positions,
     )
     if not math.isfinite(rate):
         raise ValueError(f"--rate {rate}, want a number of sequences a second")

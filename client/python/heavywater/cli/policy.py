@@ -44,6 +44,13 @@ Exposure = Annotated[
     float,
     typer.Option(min=0.0, max=4.0, help="Tokens compete by score / queries that saw them ^ exposure; 0: by score."),
 ]
+Positions = Annotated[
+    str,
+    typer.Option(
+        help="Where attention sees a token: absolute (in the text) or cache_relative (by order within the cache: "
+        "generation may go on past the model's context) [absolute]."
+    ),
+]
 
 
 def parse_recall_tokens(text: str) -> tuple[int, bool]:
@@ -70,6 +77,7 @@ def policy_options(
     sinks: int | None = None,
     decay: float = 0.0,
     exposure: float = 0.0,
+    positions: str = "",
 ) -> common_pb2.PolicyOptions:
     """What the options above ask for. Whether it can be is the server's to say.
 
@@ -77,7 +85,7 @@ def policy_options(
     """
     if not 0 < budget <= 1:
         raise ValueError(f"--budget {budget:g}, want a fraction above 0 and at most 1")
-    options = common_pb2.PolicyOptions(policy=policy, scope=scope, decay=decay, exposure=exposure)
+    options = common_pb2.PolicyOptions(policy=policy, scope=scope, decay=decay, exposure=exposure, positions=positions)
     if sinks is not None:
         options.sink_tokens = sinks
     options.recall_tokens, everything = parse_recall_tokens(recall_tokens)

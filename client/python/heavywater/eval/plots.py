@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from heavywater.eval.rows import ORACLE
+
 # Okabe and Ito's palette, and a marker each: two ways to tell curves apart.
 _STYLES = {
     "streaming": ("#999999", "v"),
@@ -51,11 +53,14 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def quality_plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> None:
-    """`rows` as `heavywater eval sweep --json` prints them: divergence and perplexity against bytes."""
+    """`rows` as `heavywater eval sweep --json` prints them: divergence and perplexity against bytes.
+
+    Without the oracle, which keeps everything.
+    """
     figure, (divergence, perplexity) = _figure(11, 4.6, ncols=2)
     curves: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row["budget"] is not None:
+        if row["budget"] is not None and row["policy"] != ORACLE:
             curves.setdefault("recall" if row["recall"] else row["policy"], []).append(row)
     for axes, key in ((divergence, "kl"), (perplexity, "ppl")):
         for name, curve in curves.items():

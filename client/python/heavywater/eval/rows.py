@@ -15,6 +15,8 @@ SCISSORHANDS = "scissorhands"
 _SCISSORHANDS_RECENT = 10  # as published
 _SCISSORHANDS_INTERVAL = 16  # its batch
 BOUNDED = ("streaming", "h2o", "snapkv", ORDERED, SCISSORHANDS, "pyramidkv")
+# Keeps everything, attends to its budget's worth: what the others are compared with.
+ORACLE = "oracle"
 
 # Demoted positions that a query may read in place.
 RecallTokens = int | Literal["all"]
@@ -54,12 +56,13 @@ class Row:
     def _ordered_options(self, budget_tokens: int) -> common_pb2.PolicyOptions:
         """Recent budget_tokens // 2, the rest heavy; streaming: 4 sinks, all else recent.
 
-        scissorhands: 10 recent, batches of 16, as the preset has it.
+        scissorhands: 10 recent, batches of 16, as the preset has it. oracle: the token itself,
+        all else by what each query pays.
         """
         sinks = STREAMING_SINKS if self.policy == "streaming" else 0
         batches = self.policy == SCISSORHANDS
         recent = budget_tokens - sinks if sinks else budget_tokens // 2
-        recent = min(recent, _SCISSORHANDS_RECENT) if batches else recent
+        recent = min(recent, _SCISSORHANDS_RECENT) if batches else 1 if self.policy == ORACLE else recent
         return common_pb2.PolicyOptions(
             policy=self.policy,
             scope=self.scope,
@@ -84,9 +87,12 @@ class Row:
 
 def make_rows(policies: Sequence[str], scopes: Sequence[str], budgets: Sequence[float]) -> list[Row]:
     """Every policy in every scope at every budget; `full` once. Raises ValueError for unknown names."""
-    for name, known in [*((p, (FULL, *BOUNDED)) for p in policies), *((s, ("kv_head", "layer")) for s in scopes)]:
+    known_policies = (FULL, *BOUNDED, ORACLE)
+    for name, known in [*((p, known_policies) for p in policies), *((s, ("kv_head", "layer")) for s in scopes)]:
         if name not in known:
             raise ValueError(f"{name!r} is not one of {', '.join(known)}")
+    if ORACLE in policies and "layer" in scopes:
+        raise ValueError(f"{ORACLE!r} chooses by head: want scope kv_head")
     _check_budgets(budgets)
     bounded = [policy for policy in policies if policy != FULL]
     return [Row(FULL)] + [Row(p, s, b) for s in scopes for b in budgets for p in bounded]
