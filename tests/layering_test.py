@@ -38,7 +38,10 @@ ALLOWED: dict[str, set[str]] = {
     "worker/python": {BASE, TIER, *RANK_PARTS, "worker/rank"},
     "worker/sizing": {BASE, *RANK_PARTS, "worker/rank", "worker/model"},
     "worker/replay": {BASE, TIER, *RANK_PARTS, "worker/rank", "worker/sizing"},
-    "worker/server": {BASE, TIER, RUNTIME, "proto", *RANK_PARTS, "worker/rank", "worker/model", "worker/replay", "client/cpp"},
+    "worker/server": {
+        *(BASE, TIER, RUNTIME, "proto", *RANK_PARTS),
+        *("worker/rank", "worker/model", "worker/replay", "client/cpp"),
+    },
     RUNTIME: {BASE, "proto"},
     "cache_service/registry": {BASE, TIER, "proto"},
     "cache_service/server": {BASE, TIER, RUNTIME, "proto", "cache_service/registry"},
