@@ -45,6 +45,13 @@ class ChatSession:
     conversation: Conversation = field(default_factory=Conversation)
     last: Generation | None = None  # of the last answer
 
+    def check(self) -> None:
+        """Raises HeavywaterError where the servers would refuse every question, for its policy or otherwise."""
+        with self._generate("a", 1) as generation:
+            generation.wait_accepted()
+            self.last = generation
+        self.forget_sequence()
+
     def ask(self, question: str, show: Callable[[Token], None]) -> bool:
         """Adds a turn, showing each token of the answer. False: it was interrupted (KeyboardInterrupt), and
         the answer is what had come. Raises HeavywaterError and ValueError: the turn is then taken back."""
@@ -68,16 +75,7 @@ class ChatSession:
         prompt = self.model.chat(self.conversation.messages)
         self.forget_sequence()
         texts: list[str] = []
-        generation = self.client.generate(
-            prompt,
-            max_new_tokens=self.max_new_tokens,
-            policy=self.policy,
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            top_k=self.sampling.top_k,
-            seed=self.sampling.seed,
-        )
-        with generation:
+        with self._generate(prompt, self.max_new_tokens) as generation:
             self.last = generation
             try:
                 for token in generation:
@@ -86,3 +84,14 @@ class ChatSession:
             except KeyboardInterrupt:
                 return "".join(texts), False
         return "".join(texts), True
+
+    def _generate(self, prompt: str, max_new_tokens: int) -> Generation:
+        return self.client.generate(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            policy=self.policy,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            seed=self.sampling.seed,
+        )

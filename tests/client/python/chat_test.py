@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 from client_fakes import FakeServers
 from heavywater.conversation import Conversation
@@ -29,7 +30,9 @@ def chat(servers: FakeServers, *lines: str, options: tuple[str, ...] = ()) -> su
 
 
 def prompts(servers: FakeServers) -> list[str]:
-    return [request.text.removesuffix("<|im_start|>assistant\n") for request in servers.worker.requests]
+    """Of the questions; what a chat asks at its start, to see whether it can, is none."""
+    asked = [request.text for request in servers.worker.requests if request.text != "a"]
+    return [text.removesuffix("<|im_start|>assistant\n") for text in asked]
 
 
 def test_each_turn_sends_the_whole_conversation_and_answers_go_to_standard_output(servers: FakeServers) -> None:
@@ -40,7 +43,7 @@ def test_each_turn_sends_the_whole_conversation_and_answers_go_to_standard_outpu
     first = system + USER.format("france")
     assert prompts(servers) == [first, first + ANSWER.format("paris") + USER.format("italy")]
     assert servers.worker.requests[0].policy.policy == "h2o"
-    assert servers.cache.closed == [42, 42]  # the first when the second is asked for, the second at the end
+    assert servers.cache.closed == [42, 42, 42]  # at the start, when the second is asked for, at the end
 
 
 def test_a_conversation_goes_on_from_its_file(servers: FakeServers, tmp_path: Path) -> None:
@@ -84,9 +87,9 @@ def test_what_fails_is_said_and_the_turn_is_taken_back(servers: FakeServers, tmp
     done = chat(servers, *lines, "/history")
     assert done.stderr.count("error: ") == 6
     assert "there is nothing to take back" in done.stderr
-    servers.worker.down = True
+    servers.worker.answer = lambda request: {}["broken"] if "one" in request.text else "a"
     done = chat(servers, "one", "/history")
-    assert "error: UNAVAILABLE: the group is not complete" in done.stderr
+    assert "error: UNKNOWN" in done.stderr
     assert "user: one" not in done.stderr
 
 
@@ -112,7 +115,16 @@ def test_an_interrupt_stops_the_answer_and_the_chat_goes_on(servers: FakeServers
     assert len(answer["content"]) > 100
 
 
-@pytest.mark.parametrize("option", ["--temperature=nan", "--top-p=2"])
+def test_what_the_servers_refuse_is_said_before_the_first_question(servers: FakeServers) -> None:
+    servers.worker.refusal = (grpc.StatusCode.INVALID_ARGUMENT, "policy.policy: preset is 'lru'")
+    done = subprocess.run(
+        command(servers, "--policy", "lru"), input="hi\n", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "preset is 'lru'" in done.stderr) == (1, True)
+    assert len(servers.worker.requests) == 1
+
+
+@pytest.mark.parametrize("option", ["--temperature=nan", "--top-p=2", "--ranks=7"])
 def test_an_option_that_no_server_takes_is_refused_before_the_first_question(servers: FakeServers, option: str) -> None:
     done = subprocess.run(command(servers, option), input="", capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1

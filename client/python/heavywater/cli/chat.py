@@ -74,6 +74,7 @@ def chat(
     with connected(address, cache, local, log) as client:
         sampling = Sampling(temperature, top_p, top_k, seed)
         session = ChatSession(client, client.get_model(), options, max_new_tokens, sampling, conversation)
+        session.check()
         _Terminal(session, Console(), log).run()
 
 

@@ -38,6 +38,8 @@ def connected(address: str, cache: str, local: LocalOptions, log: Console) -> It
     if address:
         if local.model is not None:
             raise ValueError(f"--model {local.model} with servers that run at {address}, want one of the two")
+        if local.ranks != 1:
+            raise ValueError(f"--ranks {local.ranks} with servers that run at {address}, want one of the two")
         with Client(worker=address, cache=cache or None) as client:
             yield client
         return

@@ -51,6 +51,8 @@ def http(
         if address:
             if model is not None:
                 raise ValueError(f"--model {model} with servers that run at {address}, want one of the two")
+            if ranks != 1:
+                raise ValueError(f"--ranks {ranks} with servers that run at {address}, want one of the two")
         else:
             with Console(stderr=True).status("starting heavywater-cache and heavywater-worker"):
                 servers = stack.enter_context(LocalServers(local))
