@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "worker/cache/device_bytes.h"
 #include "worker/rank/group_sum.h"
 #include "worker/rank/sequence_cache.h"
 #include "worker/rank/sequence_memory.h"
@@ -75,6 +76,73 @@ absl::Status PromptPass::ChunkThroughLayer(Position first, int64_t count) {
   // peers reach the reduce where it tells them.
   return model_.FinishLayer(layer(), workspace.attention(count), Hidden(first, count),
                             cache_.stream());
+}
+
+absl::Status PromptPass::RunLayerTogether(std::span<PromptPass* const> passes) {
+  HW_CHECK(!passes.empty());
+  RankCache& cache = passes[0]->cache_;
+  const int layer = passes[0]->layer();
+  int64_t total = 0;
+  std::vector<Position> positions;
+  for (const PromptPass* pass : passes) {
+    HW_CHECK(!pass->done() && pass->layer() == layer && pass->chunk_begin_ == 0);
+    for (Position i = 0; i < pass->num_tokens(); ++i) positions.push_back(i);
+    total += pass->num_tokens();
+  }
+  Workspace& workspace = cache.workspace();
+  const DeviceSpan<float> hidden = workspace.hidden(total);
+  HW_RETURN_IF_ERROR(EmbedTogether(passes, hidden));
+  Model& model = passes[0]->model_;
+  HW_RETURN_IF_ERROR(model.ComputeQkv(layer, hidden, positions, workspace.queries(total),
+                                      workspace.keys(total), workspace.values(total),
+                                      cache.stream()));
+  AttendTogether(passes, total);
+  HW_RETURN_IF_ERROR(model.FinishLayer(layer, workspace.attention(total), hidden, cache.stream()));
+  int64_t row = 0;
+  for (PromptPass* pass : passes) {
+    const int64_t count = pass->num_tokens() * model.hidden_size();
+    HW_RETURN_IF_ERROR(
+        cache.backend().CopyOnDevice(DeviceBytes(pass->Hidden(0, pass->num_tokens())),
+                                     DeviceBytes(hidden.Sub(row, count)), cache.stream()));
+    row += count;
+    pass->chunk_begin_ = pass->num_tokens();
+    HW_RETURN_IF_ERROR(pass->attention_->BeforeReduce());
+  }
+  return absl::OkStatus();
+}
+
+// The first layer's rows are the embeddings of all tokens, later ones' what each pass keeps.
+absl::Status PromptPass::EmbedTogether(std::span<PromptPass* const> passes,
+                                       DeviceSpan<float> hidden) {
+  RankCache& cache = passes[0]->cache_;
+  Model& model = passes[0]->model_;
+  if (passes[0]->layer() == 0) {
+    std::vector<int32_t> tokens;
+    for (const PromptPass* pass : passes) {
+      tokens.insert(tokens.end(), pass->tokens_.begin(), pass->tokens_.end());
+    }
+    return model.Embed(tokens, hidden, cache.stream());
+  }
+  int64_t row = 0;
+  for (const PromptPass* pass : passes) {
+    const int64_t count = pass->num_tokens() * model.hidden_size();
+    HW_RETURN_IF_ERROR(cache.backend().CopyOnDevice(
+        DeviceBytes(hidden.Sub(row, count)), DeviceBytes(pass->Hidden(0, pass->num_tokens())),
+        cache.stream()));
+    row += count;
+  }
+  return absl::OkStatus();
+}
+
+void PromptPass::AttendTogether(std::span<PromptPass* const> passes, int64_t total) {
+  RankCache& cache = passes[0]->cache_;
+  const AttentionRows rows = cache.workspace().rows(total);
+  int64_t first = 0;
+  for (PromptPass* pass : passes) {
+    pass->attention_->AppendAndAttend(pass->layer(), 0, pass->num_tokens(),
+                                      rows.Sub(cache.options().shape, first, pass->num_tokens()));
+    first += pass->num_tokens();
+  }
 }
 
 absl::Status PromptPass::LayerBefore() {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,12 @@ class PromptPass {
   // error here ends the group (the model's collectives); anything of this rank
   // alone is kept for the reduce.
   absl::Status RunChunk();
+  // All of one layer of several prompts, each of one chunk, that lie side by side in the
+  // model's products and attend each by itself: prompts of which one alone would not
+  // fill a chunk share what a chunk costs beyond its tokens. All on one cache and model,
+  // at the same layer, with no chunk of it run; together at most max_step_tokens. Then
+  // each has the layer complete. Errors as RunChunk().
+  static absl::Status RunLayerTogether(std::span<PromptPass* const> passes);
   // All remaining chunks of the layer.
   absl::Status LayerBefore();
   // Scores of the complete layer and the ranks' agreement; sum it over ranks.
@@ -70,6 +77,8 @@ class PromptPass {
   absl::Status Embed(Position first, int64_t count);
   absl::Status ChunkThroughLayer(Position first, int64_t count);
   DeviceSpan<float> Hidden(int64_t first, int64_t count) const;
+  static absl::Status EmbedTogether(std::span<PromptPass* const> passes, DeviceSpan<float> hidden);
+  static void AttendTogether(std::span<PromptPass* const> passes, int64_t total);
 
   RankCache& cache_;
   Model& model_;

@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/status.h"
+#include "cache_service/base/step_phases.h"
 #include "cache_service/base/version.h"
 #include "cache_service/runtime/logging.h"
 #include "worker/rank/group_sum.h"
@@ -121,6 +122,7 @@ void AttentionHost::EndStream() {
 
 absl::Status AttentionHost::Handle(const v1::StepRequest& request, v1::StepResponse& response) {
   MutexLock lock(&mutex_);
+  const StepPhaseScope phase(StepPhase::kOther);
   const absl::Time start = absl::Now();
   const absl::Status status = Answer(request, response);
   step_time_ += absl::Now() - start;

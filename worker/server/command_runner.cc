@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
+#include "cache_service/base/step_phases.h"
 #include "cache_service/runtime/logging.h"
 #include "worker/cache/read_device.h"
 #include "worker/rank/group_sum.h"
@@ -47,6 +48,7 @@ CommandRunner::~CommandRunner() {
 }
 
 absl::StatusOr<CommandResult> CommandRunner::Run(const v1::GroupCommand& command) {
+  const StepPhaseScope phase(StepPhase::kOther);
   switch (command.command_case()) {
     case v1::GroupCommand::kOpen:
       return Open(command.open());
@@ -155,39 +157,64 @@ absl::Status CommandRunner::RestoreHere(const v1::RestoreCommand& command) {
   return restored;
 }
 
-absl::StatusOr<CommandResult> CommandRunner::RunPrompt(const v1::PromptLayerCommand& command) {
-  const auto found = prompts_.find(command.sequence_id());
-  if (found == prompts_.end() || found->second->layer() != command.layer()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank 0 runs layer ", command.layer(), " of the prompt of sequence ", command.sequence_id(),
-        ", this rank is at ",
-        found == prompts_.end() ? "none" : absl::StrCat("layer ", found->second->layer())));
-  }
-  PromptPass& pass = *found->second;
-  const int64_t first = command.first_token();
-  ExpectRows({{command.sequence_id(), static_cast<Position>(first),
-               std::min<int64_t>(cache_.options().max_step_tokens, pass.num_tokens() - first)}});
-  HW_RETURN_IF_ERROR(pass.RunChunk());
-  CommandResult result;
-  if (!pass.layer_complete()) return result;
-  HW_RETURN_IF_ERROR(communicator_.AllReduceSum(pass.reduce_buffer(), cache_.stream()));
-  HW_RETURN_IF_ERROR(communicator_.Settle(cache_.stream()));
-  result.status = pass.LayerAfter();
-  if (!result.status.ok() || !pass.done()) return result;
-  return EndPrompt(pass);
+absl::StatusOr<PromptPass*> CommandRunner::FindPrompt(SequenceId sequence, int layer) const {
+  const auto found = prompts_.find(sequence);
+  if (found != prompts_.end() && found->second->layer() == layer) return found->second.get();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rank 0 runs layer ", layer, " of the prompt of sequence ", sequence, ", this rank is at ",
+      found == prompts_.end() ? "none" : absl::StrCat("layer ", found->second->layer())));
 }
 
-absl::StatusOr<CommandResult> CommandRunner::EndPrompt(PromptPass& pass) {
+absl::StatusOr<std::vector<PromptPass*>> CommandRunner::FindPrompts(
+    const v1::PromptLayerCommand& command) {
+  std::vector<PromptPass*> passes;
+  std::vector<KvRecorder::Rows> rows;
+  const int64_t first = command.first_token();
+  for (const SequenceId sequence : command.sequence_ids()) {
+    HW_ASSIGN_OR_RETURN(PromptPass * pass, FindPrompt(sequence, command.layer()));
+    passes.push_back(pass);
+    rows.push_back(
+        {sequence, static_cast<Position>(first),
+         std::min<int64_t>(cache_.options().max_step_tokens, pass->num_tokens() - first)});
+  }
+  ExpectRows(std::move(rows));
+  return passes;
+}
+
+absl::StatusOr<CommandResult> CommandRunner::RunPrompt(const v1::PromptLayerCommand& command) {
+  HW_ASSIGN_OR_RETURN(const std::vector<PromptPass*> passes, FindPrompts(command));
+  CommandResult result;
+  if (passes.empty()) return result;
+  HW_RETURN_IF_ERROR(passes.size() == 1 ? passes[0]->RunChunk()
+                                        : PromptPass::RunLayerTogether(passes));
+  result.item_status.resize(passes.size());
+  result.logits.resize(passes.size());
+  if (passes[0]->layer_complete()) HW_RETURN_IF_ERROR(CompleteLayer(passes, result));
+  return result;
+}
+
+absl::Status CommandRunner::CompleteLayer(std::span<PromptPass* const> passes,
+                                          CommandResult& result) {
+  for (size_t i = 0; i < passes.size(); ++i) {
+    PromptPass& pass = *passes[i];
+    HW_RETURN_IF_ERROR(SumInPlace(pass.reduce_buffer(), communicator_, cache_.stream()));
+    result.item_status[i] = pass.LayerAfter();
+    if (!result.item_status[i].ok() || !pass.done()) continue;
+    HW_ASSIGN_OR_RETURN(result.logits[i], EndPrompt(pass));
+  }
+  return absl::OkStatus();
+}
+
+// The pass is gone afterwards.
+absl::StatusOr<std::vector<float>> CommandRunner::EndPrompt(PromptPass& pass) {
   const SequenceId sequence = pass.sequence();
   HW_ASSIGN_OR_RETURN(const DeviceSpan<const float> logits, pass.ComputeLogits());
   HW_RETURN_IF_ERROR(communicator_.Settle(cache_.stream()));
-  CommandResult result;
   HW_ASSIGN_OR_RETURN(std::vector<float> copy, CopyLogits(logits));
-  result.logits.push_back(std::move(copy));
   prompts_.erase(sequence);
   HW_RETURN_IF_ERROR(
       reports_.Report(sequence, /*with_sets=*/true, options_.take_snapshots).status());
-  return result;
+  return copy;
 }
 
 absl::StatusOr<CommandResult> CommandRunner::Decode(const v1::DecodeCommand& command) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,11 +26,12 @@
 namespace heavywater {
 
 struct CommandResult {
-  absl::Status status;                      // of open and prompt: the sequence cannot go on;
+  absl::Status status;                      // of open: the sequence cannot go on;
                                             // of decode: none of the items has advanced
-  std::vector<absl::Status> item_status;    // decode, by item
-  std::vector<std::vector<float>> logits;   // decode, by item (empty where it failed); prompt:
-                                            // one, once it is complete
+  std::vector<absl::Status> item_status;    // decode, by item; prompt, by sequence: it cannot
+                                            // go on
+  std::vector<std::vector<float>> logits;   // likewise: empty where it failed, and where a
+                                            // prompt is not complete
   std::vector<std::vector<int64_t>> reads;  // decode, by item that asks: how often each position
                                             // was read in place, summed over the ranks
   std::vector<SequenceFigures> figures;     // figures, by sequence
@@ -68,7 +70,10 @@ class CommandRunner {
   absl::StatusOr<CommandResult> Restore(const v1::RestoreCommand& command);
   absl::Status RestoreHere(const v1::RestoreCommand& command);
   absl::StatusOr<CommandResult> RunPrompt(const v1::PromptLayerCommand& command);
-  absl::StatusOr<CommandResult> EndPrompt(PromptPass& pass);
+  absl::StatusOr<PromptPass*> FindPrompt(SequenceId sequence, int layer) const;
+  absl::StatusOr<std::vector<PromptPass*>> FindPrompts(const v1::PromptLayerCommand& command);
+  absl::Status CompleteLayer(std::span<PromptPass* const> passes, CommandResult& result);
+  absl::StatusOr<std::vector<float>> EndPrompt(PromptPass& pass);
   absl::StatusOr<CommandResult> Decode(const v1::DecodeCommand& command);
   absl::Status SumReads(const v1::DecodeCommand& command, CommandResult& result);
   absl::Status AfterItem(const v1::DecodeCommand::Item& item);

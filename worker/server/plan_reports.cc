@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cache_service/base/status.h"
+#include "cache_service/base/step_phases.h"
 #include "cache_service/runtime/logging.h"
 #include "worker/rank/sequence_cache.h"
 #include "worker/server/snapshot_proto.h"
@@ -75,6 +76,7 @@ void PlanReports::Resume(SequenceId sequence, int64_t plan, int64_t tokens_seen,
 
 absl::StatusOr<int64_t> PlanReports::Report(SequenceId sequence, bool with_sets,
                                             bool with_snapshot) {
+  const StepPhaseScope phase(StepPhase::kReport);
   HW_ASSIGN_OR_RETURN(const PlanReport report,
                       cache_.Report(sequence, with_sets && reporter_ != nullptr));
   Sequence& state = sequences_[sequence];

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
+#include "cache_service/base/step_phases.h"
 #include "cache_service/runtime/logging.h"
 #include "worker/server/group_channel.h"
 #include "worker/server/policy_proto.h"
@@ -96,11 +97,16 @@ absl::Status Scheduler::RunOnce() {
   queue_.FinishCancelled();
   HW_RETURN_IF_ERROR(CloseCancelled());
   HW_RETURN_IF_ERROR(Admit());
+  HW_ASSIGN_OR_RETURN(const bool worked, Work());
+  metrics_.SetSequences(static_cast<int64_t>(queue_.size()), num_running_);
+  return worked ? absl::OkStatus() : Idle();
+}
+
+absl::StatusOr<bool> Scheduler::Work() {
+  const StepPhaseScope phase(StepPhase::kOther);
   HW_ASSIGN_OR_RETURN(const bool prompted, RunPrompts());
   HW_ASSIGN_OR_RETURN(const bool decoded, RunDecode());
-  metrics_.SetSequences(static_cast<int64_t>(queue_.size()), num_running_);
-  if (prompted || decoded) return absl::OkStatus();
-  return Idle();
+  return prompted || decoded;
 }
 
 void Scheduler::Stop() {
@@ -179,58 +185,6 @@ absl::Status Scheduler::StartRestored(SequenceRun& run) {
   HW_RETURN_IF_ERROR(RefreshFigures({&run}));
   const absl::Status started = run.StartAt(run.restored_tokens());
   if (!started.ok()) return End(run, started);
-  return run.finished() ? Complete(run) : absl::OkStatus();
-}
-
-// In turn, so that a short prompt does not wait for a long one.
-SequenceRun* Scheduler::NextPrompt() {
-  for (size_t i = 0; i < runs_.size(); ++i) {
-    SequenceRun& run = *runs_[(next_prompt_ + i) % runs_.size()];
-    if (run.prompt_done()) continue;
-    next_prompt_ = (next_prompt_ + i + 1) % runs_.size();
-    return &run;
-  }
-  return nullptr;
-}
-
-// As many chunks as fit between two decode steps, at least one.
-absl::StatusOr<bool> Scheduler::RunPrompts() {
-  const absl::Time start = absl::Now();
-  bool any = false;
-  absl::Duration longest;
-  do {
-    SequenceRun* run = NextPrompt();
-    if (run == nullptr) return any;
-    const absl::Time chunk_start = absl::Now();
-    HW_RETURN_IF_ERROR(RunPromptChunk(*run));
-    any = true;
-    longest = std::max(longest, absl::Now() - chunk_start);
-  } while (absl::Now() + longest - start <= options_.max_stall);
-  return any;
-}
-
-absl::Status Scheduler::RunPromptChunk(SequenceRun& run) {
-  v1::GroupCommand command;
-  *command.mutable_prompt_layer() = run.NextChunk();
-  const absl::Time start = absl::Now();
-  HW_ASSIGN_OR_RETURN(const CommandResult result, Execute(command));
-  const absl::Duration took = absl::Now() - start;
-  metrics_.ObserveStep("prompt", took);
-  if (!result.status.ok()) return End(run, result.status);
-  const RankCacheOptions& cache = runner_.cache().options();
-  const int64_t left = run.request().sequence.prompt_tokens - command.prompt_layer().first_token();
-  run.ChunkDone(std::min<int64_t>(left, cache.max_step_tokens), cache.shape.num_layers, took);
-  return run.prompt_done() ? StartDecode(run, result.logits.front()) : absl::OkStatus();
-}
-
-absl::Status Scheduler::StartDecode(SequenceRun& run, std::span<const float> logits) {
-  HW_RETURN_IF_ERROR(RefreshFigures({&run}));
-  HW_ASSIGN_OR_RETURN(const SequenceStats stats, runner_.cache().Stats(run.id()));
-  metrics_.AddPromptTokens(stats.prompt_tokens);
-  if (run.appending()) return absl::OkStatus();  // the first token follows the suffix
-  const absl::Status taken = run.TakeLogits(logits, stats);
-  if (!taken.ok()) return End(run, taken);
-  metrics_.AddTokens(1);
   return run.finished() ? Complete(run) : absl::OkStatus();
 }
 

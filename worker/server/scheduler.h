@@ -1,5 +1,6 @@
 // Continuous batching on rank 0: decides what the group does next. Sequences
-// join and leave between steps; prompts run one chunk at a time between them.
+// join and leave between steps; prompts run one chunk at a time between them, short ones
+// side by side in one.
 #pragma once
 
 #include <atomic>
@@ -25,6 +26,7 @@ struct SchedulerOptions {
   int64_t snapshot_interval_tokens = 64;              // 0: none
   int figures_interval_steps = 8;                     // between sums over ranks for live figures
   int64_t append_step_tokens = 64;                    // of all suffixes in one decode step
+  int64_t lone_prompt_tokens = 16;                    // prompts of no more share no chunk
   absl::Duration max_stall = absl::Milliseconds(50);  // of decode, by prompts
   absl::Duration comm_timeout = absl::Seconds(30);
 };
@@ -57,9 +59,12 @@ class Scheduler {
   absl::Status StartRestored(SequenceRun& run);
   bool SnapshotDue(const SequenceRun& run, const v1::DecodeCommand::Item& item,
                    const SequenceStats& stats) const;
+  absl::StatusOr<bool> Work();
   absl::StatusOr<bool> RunPrompts();
-  absl::Status RunPromptChunk(SequenceRun& run);
-  SequenceRun* NextPrompt();
+  absl::Status RunPromptChunk(const std::vector<SequenceRun*>& batch);
+  std::vector<SequenceRun*> NextPrompts();
+  uint64_t BeginPromptBatch();
+  int64_t ChunkTokens(const SequenceRun& run) const;
   absl::Status StartDecode(SequenceRun& run, std::span<const float> logits);
   absl::StatusOr<bool> RunDecode();
   std::vector<SequenceRun*> FillDecode(v1::DecodeCommand& decode) const;
@@ -82,7 +87,8 @@ class Scheduler {
   WorkerMetrics& metrics_;
   const SchedulerOptions options_;
   Runs runs_;  // admitted, in order of admission
-  size_t next_prompt_ = 0;
+  uint64_t num_prompt_batches_ = 0;
+  uint64_t last_prompt_batch_ = 0;
   uint64_t step_ = 0;
   absl::Time last_command_;
   std::atomic<bool> stopping_ = false;

@@ -1,12 +1,12 @@
 #include "worker/server/sequence_run.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "worker/model/vector_ops.h"
 #include "worker/server/policy_proto.h"
 #include "worker/server/position_reads.h"
 
@@ -35,10 +35,8 @@ void FillRecall(const SequenceFigures& figures, int world_size, v1::RecallCounts
 }  // namespace
 
 double LogProbability(std::span<const float> logits, int32_t token) {
-  const float largest = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (float logit : logits) sum += std::exp(static_cast<double>(logit) - largest);
-  return static_cast<double>(logits[static_cast<size_t>(token)]) - largest - std::log(sum);
+  return static_cast<double>(logits[static_cast<size_t>(token)]) -
+         LogSumExp(logits.data(), static_cast<int64_t>(logits.size()));
 }
 
 absl::StatusOr<std::unique_ptr<SequenceRun>> SequenceRun::Create(
@@ -54,14 +52,6 @@ SequenceRun::SequenceRun(std::shared_ptr<Generation> generation, const Tokenizer
       tokenizer_(tokenizer),
       sampler_(std::move(sampler)),
       decoder_(tokenizer) {}
-
-v1::PromptLayerCommand SequenceRun::NextChunk() const {
-  v1::PromptLayerCommand command;
-  command.set_sequence_id(id());
-  command.set_layer(layer_);
-  command.set_first_token(chunk_begin_);
-  return command;
-}
 
 void SequenceRun::ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration took) {
   prompt_time_ += took;

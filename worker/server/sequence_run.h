@@ -21,7 +21,7 @@
 
 namespace heavywater {
 
-// log softmax(logits)[token], in double.
+// log softmax(logits)[token], to single precision.
 double LogProbability(std::span<const float> logits, int32_t token);
 
 // Used by the thread of the step.
@@ -42,9 +42,14 @@ class SequenceRun {
   int64_t snapshot_tokens() const { return snapshot_tokens_; }
   void NoteSnapshot() { snapshot_tokens_ = tokens_seen_; }
 
-  // The prompt, chunk by chunk through each layer.
+  // The prompt, chunk by chunk through each layer. Prompts with the same number other
+  // than 0 go through the layers together.
   bool prompt_done() const { return prompt_done_; }
-  v1::PromptLayerCommand NextChunk() const;
+  uint64_t prompt_batch() const { return prompt_batch_; }
+  void set_prompt_batch(uint64_t batch) { prompt_batch_ = batch; }
+  int64_t prompt_tokens() const { return request().sequence.prompt_tokens; }
+  int layer() const { return layer_; }
+  int64_t chunk_begin() const { return chunk_begin_; }
   void ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration took);
 
   // Whether the suffix, appended after the prompt, is not all taken in yet: no
@@ -82,6 +87,7 @@ class SequenceRun {
   const Tokenizer& tokenizer_;
   Sampler sampler_;
   StreamingDecoder decoder_;
+  uint64_t prompt_batch_ = 0;
   int layer_ = 0;
   int64_t chunk_begin_ = 0;
   bool prompt_done_ = false;

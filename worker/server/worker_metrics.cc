@@ -28,6 +28,20 @@ const prometheus::Histogram::BucketBoundaries& StepBuckets() {
   return *buckets;
 }
 
+std::array<prometheus::Counter*, kNumStepPhases> PhaseCounters(prometheus::Registry& registry) {
+  auto& family = prometheus::BuildCounter()
+                     .Name("heavywater_step_phase_seconds_total")
+                     .Help("Where this rank's steps and prompt chunks spend their time")
+                     .Register(registry);
+  std::array<prometheus::Counter*, kNumStepPhases> counters = {};
+  for (int i = 0; i < kNumStepPhases; ++i) {
+    const auto phase = static_cast<StepPhase>(i);
+    if (phase == StepPhase::kOutside) continue;
+    counters[static_cast<size_t>(i)] = &family.Add({{"phase", std::string(StepPhaseName(phase))}});
+  }
+  return counters;
+}
+
 }  // namespace
 
 WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
@@ -39,6 +53,7 @@ WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
                         .Name("heavywater_step_seconds")
                         .Help("Time of one prompt chunk or one decode step of the group")
                         .Register(*registry_)),
+      phases_(PhaseCounters(*registry_)),
       sequences_(Gauges(*registry_, "heavywater_sequences", "Sequences, by state")),
       positions_(
           Gauges(*registry_, "heavywater_positions", "Positions of running sequences, by state")),
@@ -85,6 +100,7 @@ void WorkerMetrics::Update(const RankCache& cache, bool now) {
   const absl::Time time = absl::Now();
   if (!now && time < next_update_) return;
   next_update_ = time + kUpdateInterval;
+  UpdatePhases();
   for (int kind = 0; kind < kNumMemoryKinds; ++kind) {
     const auto memory_kind = static_cast<MemoryKind>(kind);
     device_bytes_.Add({{"kind", std::string(MemoryKindName(memory_kind))}})
@@ -92,6 +108,13 @@ void WorkerMetrics::Update(const RankCache& cache, bool now) {
   }
   device_limit_.Set(static_cast<double>(cache.memory().limit_bytes()));
   UpdateTokens(cache);
+}
+
+void WorkerMetrics::UpdatePhases() {
+  const StepPhaseTimes times = TakeStepPhaseTimes();
+  for (size_t i = 0; i < times.size(); ++i) {
+    if (phases_[i] != nullptr) phases_[i]->Increment(1e-9 * static_cast<double>(times[i]));
+  }
 }
 
 void WorkerMetrics::UpdateTokens(const RankCache& cache) {

@@ -1,6 +1,7 @@
 // What Prometheus sees of a worker.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -8,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "cache_service/base/ids.h"
+#include "cache_service/base/step_phases.h"
 #include "prometheus/counter.h"
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
@@ -26,7 +28,8 @@ class WorkerMetrics {
   void AddTokens(int64_t count) { tokens_.Increment(static_cast<double>(count)); }
   void AddPromptTokens(int64_t count) { prompt_tokens_.Increment(static_cast<double>(count)); }
   void SetSequences(int64_t queued, int64_t running);
-  // Gauges of this rank's cache, a few times a second at most, or `now`: before
+  // Where the calling thread's steps spend their time, and
+  // gauges of this rank's cache, a few times a second at most, or `now`: before
   // a sequence goes, so that all its plans and evictions are counted.
   void Update(const RankCache& cache, bool now = false);
   void CountFailedFormation() { group_failures_.Increment(); }
@@ -42,11 +45,13 @@ class WorkerMetrics {
     int64_t promoted = 0;
   };
   void UpdateTokens(const RankCache& cache);
+  void UpdatePhases();
 
   const std::shared_ptr<prometheus::Registry> registry_;
   prometheus::Counter& tokens_;
   prometheus::Counter& prompt_tokens_;
   prometheus::Family<prometheus::Histogram>& step_seconds_;
+  std::array<prometheus::Counter*, kNumStepPhases> phases_;  // null: not accounted for
   prometheus::Family<prometheus::Gauge>& sequences_;
   prometheus::Family<prometheus::Gauge>& positions_;
   prometheus::Family<prometheus::Gauge>& device_bytes_;

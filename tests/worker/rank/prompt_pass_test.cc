@@ -41,6 +41,44 @@ TEST(PromptPassTest, RunsChunkByChunkAndLayerByLayer) {
   EXPECT_EQ(logits.device_address()[5], 10 * TestTokens(0, 40).back() + 5);
 }
 
+TEST(PromptPassTest, PromptsSideBySideEqualEachAlone) {
+  TestGroupOptions options = Options(1);
+  options.max_step_tokens = 64;
+  const std::vector<int64_t> lengths = {33, 5, 20};
+  const auto sequence = [&](int i) {
+    return TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 6, 6, lengths[i]);
+  };
+  TestGroup together(options);
+  TestGroup alone(options);
+  std::vector<std::unique_ptr<PromptPass>> owned;
+  std::vector<PromptPass*> passes;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(together.Open(i + 1, sequence(i)).ok());
+    owned.push_back(
+        *PromptPass::Create(together.cache(), together.model(), i + 1, TestTokens(i, lengths[i])));
+    passes.push_back(owned.back().get());
+    ASSERT_TRUE(alone.OpenAndRunPrompt(i + 1, sequence(i), TestTokens(i, lengths[i])).ok());
+  }
+  for (int layer = 0; layer < options.num_layers; ++layer) {
+    ASSERT_TRUE(PromptPass::RunLayerTogether(passes).ok());
+    for (PromptPass* pass : passes) {
+      EXPECT_TRUE(pass->layer_complete());
+      ASSERT_TRUE(pass->LayerAfter().ok());
+    }
+  }
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(passes[i]->done());
+    const DeviceSpan<const float> logits = *passes[i]->ComputeLogits();
+    EXPECT_EQ(logits.device_address()[5], 10 * TestTokens(i, lengths[i]).back() + 5);
+    const int32_t last = TestTokens(i, 1, lengths[i] - 1)[0];
+    for (int layer = 0; layer < options.num_layers; ++layer) {
+      EXPECT_EQ(together.Sets(i + 1, layer), alone.Sets(i + 1, layer)) << "sequence " << i + 1;
+      EXPECT_EQ(together.Attention(layer, last, static_cast<Position>(lengths[i] - 1)),
+                alone.Attention(layer, last, static_cast<Position>(lengths[i] - 1)));
+    }
+  }
+}
+
 TEST(PromptPassTest, HoldsOneLayersWholeKvAndTheBudgetsOfTheOthers) {
   TestGroupOptions options = Options(1);
   options.num_layers = 4;

@@ -2,8 +2,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/server/test_group.h"
@@ -13,10 +16,17 @@ namespace {
 
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 class SchedulerTest : public ::testing::Test {
  protected:
+  std::vector<int32_t> GenerateAlone(const v1::GenerateRequest& request) {
+    ServerTestGroup group(model_, 1);
+    group.Start();
+    return group.Generate(request).tokens();
+  }
+
   TinyModel model_;
 };
 
@@ -44,6 +54,35 @@ TEST_F(SchedulerTest, GivesEveryTokenOnceAndThenASummary) {
   EXPECT_EQ(generated.summary.counts().tokens_demoted(), 0);
   EXPECT_EQ(generated.summary.host_bytes(), 0);
   EXPECT_FALSE(generated.summary.has_recall());
+}
+
+// The figure of a line "name{labels} figure" of what Prometheus would read.
+double FigureOf(const std::string& metrics, const std::string& series) {
+  const size_t at = metrics.find("\n" + series + " ");
+  if (at == std::string::npos) return -1;
+  return std::stod(metrics.substr(at + series.size() + 2));
+}
+
+TEST_F(SchedulerTest, MetricsTellWhereTheTimeOfStepsGoesOnEveryRank) {
+  ServerTestGroup group(model_, 3);
+  const auto start = absl::Now();
+  group.Start();
+  ASSERT_TRUE(group.Generate(Bounded(SomeTokens(21, 1), 12)).status.ok());
+  group.Stop();
+  const double passed = absl::ToDoubleSeconds(absl::Now() - start);
+  for (int rank = 0; rank < 3; ++rank) {
+    double sum = 0;
+    for (const char* phase :
+         {"matrices", "attention", "scores", "plan", "reduce", "report", "other"}) {
+      const double seconds =
+          FigureOf(group.Metrics(rank),
+                   absl::StrCat("heavywater_step_phase_seconds_total{phase=\"", phase, "\"}"));
+      EXPECT_GT(seconds, 0) << phase << " of rank " << rank;
+      sum += seconds;
+    }
+    EXPECT_LT(sum, passed) << rank;
+    EXPECT_THAT(group.Metrics(rank), Not(HasSubstr("phase=\"outside\"")));
+  }
 }
 
 TEST_F(SchedulerTest, MetricsCountTokensPlansAndEvictionsOfEveryRank) {
@@ -123,6 +162,54 @@ TEST_F(SchedulerTest, RaggedSequencesInOneBatchEqualEachAlone) {
       EXPECT_EQ(generated.messages[t].logprob(), alone[i].messages[t].logprob()) << i << " " << t;
     }
   }
+}
+
+TEST_F(SchedulerTest, PromptsThatWaitShareChunksAndGiveWhatEachGivesAlone) {
+  const auto configure = [](v1::WorkerConfig& config) { config.set_prompt_chunk_tokens(128); };
+  // The first four fit a chunk; the fifth is too long for it, the last too short to share.
+  const std::vector<int> lengths = {40, 17, 33, 20, 50, 9};
+  std::vector<std::vector<int32_t>> alone;
+  ServerTestGroup one(model_, 3, configure);
+  one.Start();
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    alone.push_back(one.Generate(Bounded(SomeTokens(lengths[i], static_cast<int>(i)), 8)).tokens());
+  }
+  one.Stop();
+  ServerTestGroup group(model_, 3, configure);
+  std::vector<std::shared_ptr<Generation>> generations;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    generations.push_back(
+        *group.engine().Start(Bounded(SomeTokens(lengths[i], static_cast<int>(i)), 8)));
+  }
+  group.Start();
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const Generated generated = ServerTestGroup::ReadAll(*generations[i]);
+    ASSERT_TRUE(generated.status.ok()) << generated.status;
+    EXPECT_EQ(generated.tokens(), alone[i]) << i;
+    EXPECT_THAT(generated.tokens(), SizeIs(8));
+    group.engine().End(*generations[i], true);
+  }
+  group.Stop();
+  const std::string chunks = "heavywater_step_seconds_count{phase=\"prompt\"}";
+  EXPECT_EQ(FigureOf(one.Metrics(0), chunks), 6 * kTinyLayers);
+  EXPECT_EQ(FigureOf(group.Metrics(0), chunks), 3 * kTinyLayers);
+}
+
+TEST_F(SchedulerTest, OneOfABatchOfPromptsThatIsCancelledLeavesTheOthersAlone) {
+  ServerTestGroup group(model_, 1, [](v1::WorkerConfig& config) {
+    config.set_prompt_chunk_tokens(128);
+    config.set_max_stall_ms(0);  // a chunk a round
+  });
+  const auto first = *group.engine().Start(Bounded(SomeTokens(30, 1), 4));
+  const auto second = *group.engine().Start(Bounded(SomeTokens(20, 2), 4));
+  ASSERT_TRUE(group.scheduler().RunOnce().ok());
+  first->responses.Cancel();
+  for (int round = 0; round < 12; ++round) ASSERT_TRUE(group.scheduler().RunOnce().ok());
+  EXPECT_EQ(ServerTestGroup::ReadAll(*first).status.code(), absl::StatusCode::kCancelled);
+  const Generated left = ServerTestGroup::ReadAll(*second);
+  ASSERT_TRUE(left.status.ok()) << left.status;
+  EXPECT_EQ(group.worker(0).runner().cache().num_sequences(), 0);
+  EXPECT_EQ(left.tokens(), GenerateAlone(Bounded(SomeTokens(20, 2), 4)));
 }
 
 TEST_F(SchedulerTest, ForcedTokensCarryTheLogitsThatPredictedThem) {
