@@ -86,7 +86,9 @@ absl::Status PromptPass::RunLayerTogether(std::span<PromptPass* const> passes) {
   std::vector<Position> positions;
   for (const PromptPass* pass : passes) {
     HW_CHECK(!pass->done() && pass->layer() == layer && pass->chunk_begin_ == 0);
-    for (Position i = 0; i < pass->num_tokens(); ++i) positions.push_back(i);
+    // As in ChunkThroughLayer().
+    const bool turns = pass->attention_->turns_rows();
+    for (Position i = 0; i < pass->num_tokens(); ++i) positions.push_back(turns ? 0 : i);
     total += pass->num_tokens();
   }
   Workspace& workspace = cache.workspace();

@@ -46,7 +46,9 @@ TEST(PromptPassTest, PromptsSideBySideEqualEachAlone) {
   options.max_step_tokens = 64;
   const std::vector<int64_t> lengths = {33, 5, 20};
   const auto sequence = [&](int i) {
-    return TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 6, 6, lengths[i]);
+    SequenceOptions options = TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 6, 6, lengths[i]);
+    if (i == 2) options.policy.positions = Positions::kCacheRelative;
+    return options;
   };
   TestGroup together(options);
   TestGroup alone(options);
