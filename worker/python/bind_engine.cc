@@ -95,7 +95,7 @@ void Begin(LocalEngine& engine, const std::vector<Item>& items) {
                      .first_position = static_cast<Position>(first_position),
                      .num_tokens = num_tokens});
   }
-  RaiseIfError(engine.Begin(begun));
+  RaiseIfError(WithoutLock([&] { return engine.Begin(begun); }));
 }
 
 void Attend(LocalEngine& engine, int layer, const InRows& queries, const InRows& keys,
@@ -116,7 +116,7 @@ void Attend(LocalEngine& engine, int layer, const InRows& queries, const InRows&
 
 // [layer and set]: layer, KV head (-1: shared by all), positions, scores (2^-32).
 nb::list KeptSets(LocalEngine& engine, SequenceId sequence) {
-  const KeptSequence kept = ValueOrRaise(engine.Kept(sequence));
+  const KeptSequence kept = ValueOrRaise(WithoutLock([&] { return engine.Kept(sequence); }));
   nb::list sets;
   for (const ResidentSet& set : kept.report.sets) {
     sets.append(
@@ -127,9 +127,13 @@ nb::list KeptSets(LocalEngine& engine, SequenceId sequence) {
 
 nb::bytes ReadKv(LocalEngine& engine, SequenceId sequence, int layer, int kv_head,
                  int64_t position) {
-  const std::vector<std::byte> kv =
-      ValueOrRaise(engine.ReadKv(sequence, layer, kv_head, static_cast<Position>(position)));
+  const std::vector<std::byte> kv = ValueOrRaise(WithoutLock(
+      [&] { return engine.ReadKv(sequence, layer, kv_head, static_cast<Position>(position)); }));
   return nb::bytes(reinterpret_cast<const char*>(kv.data()), kv.size());
+}
+
+MemoryGauge Gauge(LocalEngine& engine) {
+  return WithoutLock([&] { return engine.kv_bytes(); });
 }
 
 void BindStats(nb::module_& module) {
@@ -160,7 +164,8 @@ void BindEngine(nb::module_& module) {
   nb::class_<LocalDevice>(module, "LocalDevice")
       .def(nb::new_(&CreateDevice), nb::arg("num_threads"), nb::arg("target"),
            nb::arg("host_memory_bytes"))
-      .def_prop_ro("host_bytes", &LocalDevice::host_bytes);
+      .def_prop_ro("host_bytes",
+                   [](LocalDevice& d) { return WithoutLock([&d] { return d.host_bytes(); }); });
   nb::class_<LocalEngine>(module, "LocalEngine")
       .def(nb::new_(&CreateEngine), nb::arg("device"), nb::arg("num_layers"),
            nb::arg("num_query_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
@@ -168,19 +173,23 @@ void BindEngine(nb::module_& module) {
            nb::arg("max_step_tokens"), nb::arg("device_memory_bytes"))
       .def("open", &Open, nb::arg("sequence"), nb::arg("policy"), nb::arg("prompt_tokens"),
            nb::arg("max_tokens"), nb::arg("prompt_in_steps"), nb::arg("drop_when_host_full"))
-      .def("close", [](LocalEngine& e, SequenceId id) { RaiseIfError(e.Close(id)); })
+      .def("close", [](LocalEngine& e,
+                       SequenceId id) { RaiseIfError(WithoutLock([&] { return e.Close(id); })); })
       .def("begin", &Begin, nb::arg("items"))
       // noconvert: an array that would have to be copied is refused, not copied in silence.
       .def("attend", &Attend, nb::arg("layer"), nb::arg("queries").noconvert(),
            nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("out").noconvert())
       .def("end", [](LocalEngine& e) { RaiseIfError(WithoutLock([&e] { return e.End(); })); })
-      .def("abandon", &LocalEngine::Abandon)
-      .def("stats", [](LocalEngine& e, SequenceId id) { return ValueOrRaise(e.Stats(id)); })
+      .def("abandon", [](LocalEngine& e) { WithoutLock([&e] { e.Abandon(); }); })
+      .def("stats",
+           [](LocalEngine& e, SequenceId id) {
+             return ValueOrRaise(WithoutLock([&] { return e.Stats(id); }));
+           })
       .def("kept", &KeptSets, nb::arg("sequence"))
       .def("read_kv", &ReadKv, nb::arg("sequence"), nb::arg("layer"), nb::arg("kv_head"),
            nb::arg("position"))
-      .def_prop_ro("kv_bytes", [](LocalEngine& e) { return e.kv_bytes().current_bytes; })
-      .def_prop_ro("peak_kv_bytes", [](LocalEngine& e) { return e.kv_bytes().peak_bytes; });
+      .def_prop_ro("kv_bytes", [](LocalEngine& e) { return Gauge(e).current_bytes; })
+      .def_prop_ro("peak_kv_bytes", [](LocalEngine& e) { return Gauge(e).peak_bytes; });
 }
 
 }  // namespace heavywater

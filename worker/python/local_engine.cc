@@ -86,6 +86,12 @@ absl::Status LocalEngine::Attend(int layer, const CallerRows& rows) {
   const int64_t kv_width = int64_t{shape().num_kv_heads} * shape().head_dim;
   const bool alone =
       engine_->items().size() == 1 && engine_->items()[0].phase != EnginePhase::kDecode;
+  // Before the first part, since a refusal takes nothing in.
+  if (alone && rows.rows > engine_->rows_left()) {
+    return absl::InvalidArgumentError(absl::StrCat("queries have ", rows.rows,
+                                                   " rows, want at most the ", engine_->rows_left(),
+                                                   " that are left"));
+  }
   const int64_t most = alone ? int64_t{cache_->options().max_step_tokens} : rows.rows;
   int64_t done = 0;
   do {

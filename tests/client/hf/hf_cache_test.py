@@ -2,12 +2,15 @@
 
 import copy
 import ctypes
+import gc
+import weakref
 from pathlib import Path
 
 import heavywater.hf
 import pytest
 import torch
 import transformers
+from heavywater.hf.policy import policy_options
 from hf_models import greedy, left_padded, prompt, tiny
 
 PROMPT, NEW = 70, 16
@@ -152,6 +155,39 @@ def test_a_cache_whose_step_has_failed_says_so_until_it_is_reset():
         greedy(model, prompt(5), 3, cache=cache)
     cache.reset()
     assert greedy(model, prompt(5), 3, cache=cache).shape == (1, 3)
+
+
+def test_a_prompt_that_is_refused_leaves_a_cache_that_can_be_reset():
+    model = tiny("llama")
+    cache = heavywater.hf.attach(model, policy="full", max_tokens=20)
+    with pytest.raises(heavywater.HeavywaterError, match="max_tokens"):
+        greedy(model, prompt(30, 2), 1, cache=cache)
+    cache.reset()
+    assert greedy(model, prompt(5), 3, cache=cache).shape == (1, 3)
+
+
+def test_a_cache_goes_with_its_last_reference():
+    model = tiny("llama")
+    cache = heavywater.hf.attach(model, policy="h2o")
+    greedy(model, prompt(20), 3, cache=cache)
+    device = weakref.ref(cache.rows)
+    gc.disable()  # what is no cycle needs no collector
+    try:
+        del cache
+        assert device() is None
+    finally:
+        gc.enable()
+
+
+def test_a_ratio_ends_the_share_of_the_device():
+    options = policy_options("recall", recent_ratio=0.1)
+    assert (options.device_ratio, options.recent_tokens, options.recent_ratio) == (0.0, 0, 0.1)
+
+
+def test_more_tokens_than_a_sliding_window_are_refused():
+    model = tiny("mistral", sliding_window=32)
+    with pytest.raises(ValueError, match="max_tokens is 33, want at most 32, the model's sliding_window"):
+        heavywater.hf.attach(model, max_tokens=33)
 
 
 def test_training_is_refused():

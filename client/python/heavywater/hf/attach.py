@@ -14,6 +14,8 @@ from heavywater.hf.models import UnsupportedModelError, check_supported, context
 from heavywater.hf.policy import policy_options
 from heavywater.hf.rows import RowsOptions
 
+_MOST_THREADS = 256  # that a LocalDevice takes
+
 
 def attach(
     model: Any,
@@ -76,11 +78,19 @@ def make_cache(
     chosen = policy_options(policy, **options)
     if host_memory_bytes is None:
         host_memory_bytes = DEFAULT_HOST_MEMORY_BYTES if chosen.recall.enabled else 0
-    device = LocalDevice(num_threads=num_threads or torch.get_num_threads(), host_memory_bytes=host_memory_bytes)
+    limit = context_limit(config)
+    window = getattr(config, "sliding_window", None)
+    if max_tokens is not None and max_tokens > limit and limit == window:
+        raise ValueError(
+            f"max_tokens is {max_tokens}, want at most {limit}, the model's sliding_window: beyond it the model "
+            "forgets, which the cache does not do"
+        )
+    threads = num_threads or min(torch.get_num_threads(), _MOST_THREADS)
+    device = LocalDevice(num_threads=threads, host_memory_bytes=host_memory_bytes)
     rows = RowsOptions(
         policy=chosen,
         num_layers=config.num_hidden_layers,
-        max_tokens=max_tokens or context_limit(config),
+        max_tokens=max_tokens or limit,
         max_step_tokens=max_step_tokens,
         page_tokens=page_tokens,
         device_memory_bytes=device_memory_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,11 +137,20 @@ class HeavywaterLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, cache: HeavywaterCache, layer: int) -> None:
         super().__init__()
-        self.cache = cache
+        # No cycle: slots, pages and threads go with the last reference to the cache, not when
+        # Python's collector comes by.
+        self._cache = weakref.ref(cache)
         self.layer = layer
         self.columns = 0
         self.pending = False  # K and V have come, their attention has not
         self.is_initialized = True
+
+    @property
+    def cache(self) -> HeavywaterCache:
+        cache = self._cache()
+        if cache is None:
+            raise RuntimeError("the HeavywaterCache of this layer is gone; keep a reference to it")
+        return cache
 
     def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
         """Nothing: rows are made by the first attention, which knows Q, too."""

@@ -23,7 +23,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from heavywater.hf.attach import announce_prompt, attach, make_cache
+from heavywater.hf.attach import announce_prompt, attach
 from heavywater.hf.cache import HeavywaterCache
 
 __all__ = [
@@ -45,7 +45,7 @@ def _cache_argument(model_class: Any) -> str:
 class _H2OMixin:
     """`from_pretrained` with the ratios, and `generate` with a fresh cache of them."""
 
-    _h2o_options: dict[str, Any]
+    _h2o_options: dict[str, Any] = {"policy": "h2o", "heavy_ratio": 0.1, "recent_ratio": 0.1}
     last_cache: HeavywaterCache | None = None  # of the last `generate` that made its own
 
     @classmethod
@@ -54,14 +54,14 @@ class _H2OMixin:
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model._h2o_options = {"policy": "h2o", "heavy_ratio": heavy_ratio, "recent_ratio": recent_ratio}
-        attach(model, **model._h2o_options)
+        attach(model, **model._h2o_options)  # refuses now what it would refuse at the first `generate`
         return loaded
 
     def generate(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Transformers', with a new cache unless one is passed or `use_cache` is false."""
         given = kwargs.get("past_key_values") is not None or kwargs.get("cache") is not None
         if not given and kwargs.get("use_cache", True):
-            self.last_cache = make_cache(self.config, **self._h2o_options)  # type: ignore[attr-defined]
+            self.last_cache = attach(self, **self._h2o_options)
             kwargs[_cache_argument(type(self))] = self.last_cache
         announce_prompt(inputs, kwargs)
         return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]

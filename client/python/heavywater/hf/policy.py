@@ -34,12 +34,15 @@ def policy_options(
 ) -> PolicyOptions:
     """The preset `policy` with these changes; HeavywaterError for an unknown preset, TypeError for an unknown field.
 
-    A ratio ends the preset's number of tokens, a heavy budget its device_ratio. `recall`: None as the preset, "all"
+    A ratio ends the preset's number of tokens, and its device_ratio, as a number of heavy tokens does (as
+    ReplaceBudget() of worker/policy). `recall`: None as the preset, "all"
     reads everything back.
     """
     options = preset(policy)
+    if heavy_ratio is not None or heavy_tokens is not None or recent_ratio is not None:
+        options.device_ratio = 0.0
     if heavy_ratio is not None or heavy_tokens is not None:
-        options.heavy_tokens, options.device_ratio = heavy_tokens or 0, 0.0
+        options.heavy_tokens = heavy_tokens or 0
     if heavy_ratio is not None:
         options.heavy_ratio = heavy_ratio
     if recent_ratio is not None or recent_tokens is not None:

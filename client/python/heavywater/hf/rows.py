@@ -61,11 +61,11 @@ class BatchRows:
 
     def close(self) -> None:
         """Frees all rows; the next step begins anew."""
-        for sequence in self.rows:
-            sequence.close()
-        self.rows = []
+        rows, self.rows = self.rows, []
         self.columns = self._next_layer = 0
         self.prompt_columns = None
+        for sequence in rows:
+            sequence.close()
 
     @property
     def in_step(self) -> bool:

@@ -33,14 +33,15 @@ class RowSequence:
         first, last = int(index[0]), int(index[-1])
         self._chosen = slice(first, last + 1) if last - first + 1 == self._count else index
         if self.taken == 0:
-            self._prompt_tokens = self._count + columns_left
+            prompt_tokens = self._count + columns_left
             self.engine.open(
                 self.sequence,
                 self._policy,
-                prompt_tokens=self._prompt_tokens,
+                prompt_tokens=prompt_tokens,
                 max_tokens=self._max_tokens,
                 prompt_in_steps=columns_left > 0,
             )
+            self._prompt_tokens = prompt_tokens  # once it is open: close() closes it
         self.engine.begin([EngineItem(self.sequence, self._phase(), self.taken, self._count)])
 
     def attend(self, layer: int, queries: Any, keys: Any, values: Any, out: Any) -> None:
