@@ -11,7 +11,7 @@ ratios of the prompt. K and V of evicted tokens are freed, not masked.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import (
     GemmaForCausalLM,
@@ -45,7 +45,7 @@ def _cache_argument(model_class: Any) -> str:
 class _H2OMixin:
     """`from_pretrained` with the ratios, and `generate` with a fresh cache of them."""
 
-    _h2o_options: dict[str, Any] = {"policy": "h2o", "heavy_ratio": 0.1, "recent_ratio": 0.1}
+    _h2o_options: ClassVar[dict[str, Any]] = {"policy": "h2o", "heavy_ratio": 0.1, "recent_ratio": 0.1}
     last_cache: HeavywaterCache | None = None  # of the last `generate` that made its own
 
     @classmethod
