@@ -14,9 +14,9 @@ constexpr size_t kMaxShownBytes = 512;
 
 absl::StatusOr<int> ElementBytes(const std::string& dtype) {
   if (dtype == "fp32") return 4;
-  if (dtype == "bf16") return 2;
+  if (dtype == "bf16" || dtype == "fp16") return 2;
   return absl::InvalidArgumentError(
-      absl::StrCat("fingerprint.dtype is \"", dtype, "\", want \"fp32\" or \"bf16\""));
+      absl::StrCat("fingerprint.dtype is \"", dtype, "\", want \"fp32\", \"bf16\" or \"fp16\""));
 }
 
 std::string FieldText(const v1::Fingerprint& fingerprint,

@@ -57,6 +57,7 @@ void AddPart(const v1::ReportedSet& set, ResidentPositions& resident) {
 size_t BytesOf(const ReportedPlan& plan) {
   size_t bytes = 0;
   for (const std::string& part : plan.snapshots) bytes += part.size();
+  for (const TokenRanges& dropped : plan.dropped) bytes += dropped.size() * sizeof(TokenRange);
   for (const auto& [key, resident] : plan.sets) {
     bytes += resident.positions.size() * (sizeof(int32_t) + sizeof(int64_t));
   }

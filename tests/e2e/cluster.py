@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import threading
@@ -224,6 +225,14 @@ class Cluster:
             channel.close()
         for process in [*self.workers, *([self.cache] if self.cache else [])]:
             process.close()
+        self._remove_kept_slab()
+
+    def _remove_kept_slab(self) -> None:
+        """With state_dir it waits for a cache service that comes back: this one does not."""
+        if self.cache is None or not self.cache.log.exists():
+            return
+        for name in re.findall(r'slab="(heavywater-state-[^"]+)"', self.cache.log.read_text()):
+            (Path("/dev/shm") / name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -452,5 +452,22 @@ TEST(PlanSetsTest, InScopeKvHeadEachRankAnswersForItsOwnHeads) {
   EXPECT_TRUE(sets[1].demoted_ranges().empty());
 }
 
+TEST(PlanStateBoundsTest, DroppedRangesOfPendingPlansCountAgainstTheirBound) {
+  constexpr int64_t kRanges = 1 << 20;  // 16 MiB of each plan; 64 MiB may be pending
+  PlanState state({.sequence = 7, .num_ranks = 2, .max_tokens = 2 * kRanges});
+  for (int64_t plan = 1; plan <= 8; ++plan) {
+    v1::PlanReport report = Report(plan, 2 * kRanges, 1, 0);
+    for (int64_t i = 0; i < kRanges; ++i) {
+      report.add_dropped_ranges(2 * i);
+      report.add_dropped_ranges(2 * i + 1);
+    }
+    ASSERT_TRUE(state.Validate(0, report).ok());
+    state.Apply(0, report);
+  }
+  const v1::PlansState kept = state.ToRecord();
+  EXPECT_EQ(kept.pending_size(), 4);
+  EXPECT_EQ(kept.pending().rbegin()->number(), 8);
+}
+
 }  // namespace
 }  // namespace heavywater

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache_service/registry/layout.h"
 #include "cache_service/tier/host_page_store.h"
 #include "tests/cache_service/registry/fake_clock.h"
 #include "tests/cache_service/registry/requests.h"
@@ -468,6 +469,18 @@ TEST_F(RegistryTest, TenThousandCyclesLeakNothing) {
   EXPECT_EQ(stats.free_bytes, stats.total_bytes);
   EXPECT_EQ(stats.promised_bytes, 0);
   EXPECT_EQ(registry_.sequences().num_sequences(), 0);
+}
+
+TEST(LayoutTest, HalfPrecisionRowsOfEitherKindTakeHalfTheBytes) {
+  v1::Fingerprint fingerprint = TestFingerprint();
+  const std::vector<std::pair<std::string, int>> sizes = {
+      {"fp32", 512}, {"bf16", 256}, {"fp16", 256}};
+  for (const auto& [dtype, bytes] : sizes) {
+    fingerprint.set_dtype(dtype);
+    const auto geometry = GeometryOf(fingerprint);
+    ASSERT_TRUE(geometry.ok()) << geometry.status();
+    EXPECT_EQ(geometry->row_bytes, bytes) << dtype;
+  }
 }
 
 }  // namespace
