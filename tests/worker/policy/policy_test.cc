@@ -248,7 +248,7 @@ TEST(PolicyTest, PresetsAreTheSystemAsOrdered) {
   EXPECT_EQ(ordered.device_ratio, 0);
   const absl::Status status = Preset("recal").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("scissorhands, pyramidkv, recall"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("scissorhands, pyramidkv, oracle, recall"));
 }
 
 TEST(PolicyTest, TheRecallPresetIsTheTunedSystem) {

@@ -41,14 +41,12 @@ TEST(PromptPassTest, RunsChunkByChunkAndLayerByLayer) {
   EXPECT_EQ(logits.device_address()[5], 10 * TestTokens(0, 40).back() + 5);
 }
 
-TEST(PromptPassTest, PromptsSideBySideEqualEachAlone) {
-  TestGroupOptions options = Options(1);
-  options.max_step_tokens = 64;
+void ExpectPromptsSideBySideEqualEachAlone(const TestGroupOptions& options, Positions positions) {
   const std::vector<int64_t> lengths = {33, 5, 20};
   const auto sequence = [&](int i) {
-    SequenceOptions options = TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 6, 6, lengths[i]);
-    if (i == 2) options.policy.positions = Positions::kCacheRelative;
-    return options;
+    SequenceOptions sequence = TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 6, 6, lengths[i]);
+    sequence.policy.positions = positions;
+    return sequence;
   };
   TestGroup together(options);
   TestGroup alone(options);
@@ -79,6 +77,14 @@ TEST(PromptPassTest, PromptsSideBySideEqualEachAlone) {
                 alone.Attention(layer, last, static_cast<Position>(lengths[i] - 1)));
     }
   }
+}
+
+TEST(PromptPassTest, PromptsSideBySideEqualEachAlone) {
+  TestGroupOptions options = Options(1);
+  options.max_step_tokens = 64;
+  ExpectPromptsSideBySideEqualEachAlone(options, Positions::kAbsolute);
+  options.rope_frequencies = TestRopeFrequencies(options.head_dim);
+  ExpectPromptsSideBySideEqualEachAlone(options, Positions::kCacheRelative);
 }
 
 TEST(PromptPassTest, HoldsOneLayersWholeKvAndTheBudgetsOfTheOthers) {

@@ -21,9 +21,10 @@ using ::testing::HasSubstr;
 class GenerationRequestTest : public ::testing::Test {
  protected:
   absl::StatusOr<GenerationRequest> Parse(const v1::GenerateRequest& request) const {
-    return ParseGenerateRequest(
-        request,
-        {.tokenizer = tokenizer_, .context_tokens = kTinyContext, .vocab_size = kTinyVocab});
+    return ParseGenerateRequest(request, {.tokenizer = tokenizer_,
+                                          .context_tokens = kTinyContext,
+                                          .vocab_size = kTinyVocab,
+                                          .shape = {.num_layers = 1}});
   }
 
   const Tokenizer tokenizer_ = TinyTokenizer();
@@ -231,7 +232,7 @@ TEST_F(GenerationRequestTest, AtPlacesInABoundedCacheGenerationMayGoPastTheConte
   request.set_max_new_tokens(10 * kTinyContext);
   EXPECT_EQ(Parse(request).status().code(), absl::StatusCode::kOutOfRange);
   v1::PolicyOptions& policy = *request.mutable_policy();
-  policy.set_policy("streaming");
+  policy.set_policy("h2o");
   policy.set_positions("cache_relative");
   policy.set_heavy_tokens(10);
   policy.set_recent_tokens(kTinyContext - 11);  // and the token that comes
