@@ -253,6 +253,8 @@ TEST_F(HostPageStoreRestartTest, AnotherSlabOfTheSameNameIsNotTakenOver) {
   store_.reset();
   EXPECT_EQ(Slab::Adopt(name_, object_bytes_, nonce_ + 1).status().code(),
             absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Slab::Adopt(name_, object_bytes_ + kSlabUnitBytes, nonce_).status().code(),
+            absl::StatusCode::kDataLoss);
   EXPECT_TRUE(Slab::Adopt(name_, object_bytes_, nonce_).ok()) << "the refusal removed it";
 }
 
