@@ -84,7 +84,10 @@ struct CacheServer::Parts {
   // Before anything else is called.
   absl::Status Restore() {
     HW_ASSIGN_OR_RETURN(const HostPageStore::Restored restored, store.Restore());
-    HW_RETURN_IF_ERROR(registry.Restore(restored.live, restored.retiring));
+    if (const absl::Status known = registry.Restore(restored.live, restored.retiring);
+        !known.ok()) {
+      return absl::DataLossError(known.message());  // nothing but its records can be wrong
+    }
     const PageStoreStats stats = store.Stats();
     LogInfo("goes on where an earlier process ended",
             {{"sequences", registry.sequences().num_sequences()},
@@ -122,6 +125,8 @@ absl::StatusOr<std::unique_ptr<CacheServer::Parts>> CacheServer::MakeParts(
     if (!restores) return parts;
     const absl::Status restored = parts->Restore();
     if (restored.ok()) return parts;
+    // Anything else may pass, and the state with its slab stays for the next start.
+    if (!absl::IsDataLoss(restored)) return restored;
     parts.reset();  // what it holds is opened anew
     HW_ASSIGN_OR_RETURN(state, DiscardDurableState(config, restored));
   }

@@ -79,11 +79,23 @@ absl::StatusOr<v1::StateHeader> ReadHeader(const StateFolder& folder) {
   return header;
 }
 
+// The service goes on without; whoever runs it learns that the next restart begins anew.
+void LogWhenBroken(const v1::CacheConfig& config, StateFolder& folder) {
+  folder.WhenBroken([path = config.state_dir()](const absl::Status& why) {
+    LogError("the state is kept no more: the next start begins anew, with no sequences",
+             {{"state_dir", path}, {"reason", std::string(why.message())}});
+  });
+}
+
 // NOT_FOUND: there is nothing to take over. DATA_LOSS and others: it does not fit.
 absl::StatusOr<DurableState> TakeOver(const v1::CacheConfig& config,
                                       std::unique_ptr<StateFolder> folder) {
   HW_ASSIGN_OR_RETURN(const v1::StateHeader header, ReadHeader(*folder));
-  HW_RETURN_IF_ERROR(CheckSame("slab_name", header.slab_name(), SlabName(config)));
+  if (const absl::Status same = CheckSame("slab_name", header.slab_name(), SlabName(config));
+      !same.ok()) {
+    RemoveStaleSlab(header.slab_name());  // nobody else will ask for it
+    return same;
+  }
   HW_RETURN_IF_ERROR(CheckSame("disk_path", header.disk_path(), config.disk_path()));
   HW_RETURN_IF_ERROR(CheckSame("redis_address", header.redis_address(), config.redis_address()));
   DurableState state = {.redis_store_id = header.redis_store_id(), .restores = true};
@@ -104,15 +116,16 @@ absl::StatusOr<DurableState> TakeOver(const v1::CacheConfig& config,
       CheckSame("host_bytes", state.slab->total_bytes(), Slab::RoundUp(config.host_bytes())));
   state.slab->Keep();
   folder->CountIn(state.slab->state_changes());
+  LogWhenBroken(config, *folder);
   state.store = std::move(folder);
   return state;
 }
 
 absl::StatusOr<DurableState> BeginAnew(const v1::CacheConfig& config) {
-  HW_RETURN_IF_ERROR(StateFolder::Clear(config.state_dir()));
-  HW_ASSIGN_OR_RETURN(std::unique_ptr<StateFolder> folder, StateFolder::Open(config.state_dir()));
+  HW_ASSIGN_OR_RETURN(std::unique_ptr<StateFolder> folder,
+                      StateFolder::OpenAnew(config.state_dir()));
   RemoveStale(config);
-  RemoveStaleSlab(SlabName(config));
+  RemoveStaleSlab(SlabName(config), /*unfinished_too=*/true);  // the folder's lock is held
   DurableState state = {.redis_store_id = NewStoreId()};
   HW_ASSIGN_OR_RETURN(state.slab, Slab::Create(SlabName(config), config.host_bytes()));
   v1::StateHeader header;
@@ -128,6 +141,7 @@ absl::StatusOr<DurableState> BeginAnew(const v1::CacheConfig& config) {
   folder->CountIn(state.slab->state_changes());
   folder->Apply(batch);
   HW_RETURN_IF_ERROR(folder->broken());
+  LogWhenBroken(config, *folder);
   state.store = std::move(folder);
   return state;
 }

@@ -142,12 +142,23 @@ class DiskTier final : public LowerTier {
 
   // A page that is not there after all is a miss when it is asked for. Sequences that
   // nobody has any more are erased by ranges between the others: reading their keys
-  // would read their pages.
+  // would read their pages. Where the medium refuses that, the next start does it.
   absl::Status Restore(std::span<const StoredPage> pages) override {
-    HW_RETURN_IF_ERROR(book_.Restore(pages));
+    HW_ASSIGN_OR_RETURN(const std::vector<PageKey> left_out, book_.Restore(pages));
+    EraseLeftOver(pages, left_out).IgnoreError();
+    return absl::OkStatus();
+  }
+
+  LowerTierStats Stats() const override { return book_.Stats(); }
+
+ private:
+  absl::Status EraseLeftOver(std::span<const StoredPage> pages, std::span<const PageKey> left_out) {
     std::set<SequenceId> kept;
     for (const StoredPage& page : pages) kept.insert(page.key.sequence);
     rocksdb::WriteBatch left_over;
+    for (const PageKey& key : left_out) {
+      HW_RETURN_IF_ERROR(FromRocksDb(left_over.Delete(StoredKey(key))));
+    }
     std::string begin = StoredKey({.sequence = 0});
     for (const SequenceId sequence : kept) {
       const std::string end = StoredKey({.sequence = sequence});
@@ -158,9 +169,6 @@ class DiskTier final : public LowerTier {
     return Write(left_over);
   }
 
-  LowerTierStats Stats() const override { return book_.Stats(); }
-
- private:
   static rocksdb::Status AddToBatch(const PageCopy& page, rocksdb::WriteBatch& batch) {
     const std::string key = StoredKey(page.key);
     const StoredHeader header = MakeStoredHeader(page);

@@ -240,7 +240,6 @@ absl::Status HostPageStore::Release(SequenceId sequence) {
   bool retires = false;
   {
     MutexLock lock(&mutex_);
-    Promise(*entry, 0);
     sequences_.erase(sequence);
     retires = entry->pages.has_writers();
     if (retires) {
@@ -250,7 +249,7 @@ absl::Status HostPageStore::Release(SequenceId sequence) {
   }
   if (retires) {
     entry->pages.NoteChange();
-    Save(*entry);
+    EndPromise(*entry);
   } else {
     FreeAll(*entry);
   }
@@ -275,10 +274,13 @@ void HostPageStore::StopWriter(SequenceId sequence, int rank) {
   if (entry == nullptr) return;
   MutexLock entry_lock(&entry->mutex);
   entry->pages.StopWriter(rank);
-  Save(*entry);
+  if (entry->pages.all_stopped()) {
+    EndPromise(*entry);
+  } else {
+    Save(*entry);
+  }
   {
     MutexLock lock(&mutex_);
-    if (entry->pages.all_stopped()) Promise(*entry, 0);
     const bool done = entry->released && !entry->pages.has_writers();
     if (!done || retiring_.erase(sequence) == 0) return;
   }
@@ -296,6 +298,7 @@ void HostPageStore::FreeAll(Entry& entry) {
   }
   FreePages(entry, entry.pages.TakeAll());
   MutexLock lock(&mutex_);
+  Promise(entry, 0);
   slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));
 }
 

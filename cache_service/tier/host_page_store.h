@@ -110,6 +110,9 @@ class HostPageStore final : public PageStore {
   absl::StatusOr<std::vector<int64_t>> Allocate(int64_t count, int64_t bytes, int64_t own_promise)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Promise(Entry& entry, int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the prompt needs no more. Others may have it once the records say so: one that
+  // was admitted into it and a restart that finds it promised would not fit together.
+  void EndPromise(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   // Gives the memory of pages back that are the entry's no more; how many.
   int64_t FreePages(Entry& entry, std::span<const int64_t> offsets)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
@@ -120,6 +123,8 @@ class HostPageStore final : public PageStore {
   void Save(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   absl::Status LoadSequence(SequenceId id, std::string_view record, Restored* restored);
   absl::Status LoadPage(const StateId& id, std::string_view record, Restored* restored);
+  // Promises only guide admission: what is not free (a rank's pages came between) is none.
+  void CutPromises() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static int64_t HeldBytes(const SequencePages& pages);
   std::vector<EntryPtr> LongestUnusedFirst() const;
   // A place for one page, unless the slab would hold more than that.

@@ -1,4 +1,5 @@
 // What the host tier keeps for a restart, and how it goes on from it.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,18 @@ void HostPageStore::Save(Entry& entry) {
   if (!batch.empty()) state_->Apply(batch);
 }
 
+void HostPageStore::EndPromise(Entry& entry) {
+  int64_t ended = 0;
+  {
+    MutexLock lock(&mutex_);
+    ended = std::exchange(entry.promised_bytes, 0);
+  }
+  if (ended > 0) entry.pages.NoteChange();
+  Save(entry);
+  MutexLock lock(&mutex_);
+  counters_.promised_bytes -= ended;
+}
+
 absl::StatusOr<HostPageStore::Restored> HostPageStore::Restore() {
   Restored restored;
   HW_RETURN_IF_ERROR(
@@ -34,12 +47,18 @@ absl::StatusOr<HostPageStore::Restored> HostPageStore::Restore() {
                         return LoadPage(id, record, &restored);
                       }));
   MutexLock lock(&mutex_);
-  if (counters_.promised_bytes > slab_->free_bytes()) {
-    return absl::DataLossError(absl::StrCat("the state holds ", counters_.promised_bytes,
-                                            " bytes for prompts, of ", slab_->free_bytes(),
-                                            " free ones"));
-  }
+  CutPromises();
   return restored;
+}
+
+void HostPageStore::CutPromises() {
+  for (const auto* entries : {&sequences_, &retiring_}) {
+    for (const auto& [id, entry] : *entries) {
+      const int64_t excess = counters_.promised_bytes - slab_->free_bytes();
+      if (excess <= 0) return;
+      Promise(*entry, std::max<int64_t>(0, entry->promised_bytes - excess));
+    }
+  }
 }
 
 absl::Status HostPageStore::LoadSequence(SequenceId id, std::string_view record,
@@ -55,7 +74,7 @@ absl::Status HostPageStore::LoadSequence(SequenceId id, std::string_view record,
   const int64_t held = HeldBytes(pages);
   auto entry = std::make_shared<Entry>(std::move(pages), /*keeps=*/true, kept.released);
   if (kept.released) entry->retiring_bytes = held;
-  Promise(*entry, kept.promised_bytes);
+  Promise(*entry, std::min(kept.promised_bytes, slab_->total_bytes()));
   entry->last_use = ++use_count_;
   (kept.released ? retiring_ : sequences_).emplace(id, std::move(entry));
   return absl::OkStatus();

@@ -39,12 +39,17 @@ absl::StatusOr<bool> PageBook::Add(const PageKey& key, int64_t page_bytes) {
   return true;
 }
 
-absl::Status PageBook::Restore(std::span<const StoredPage> pages) {
+absl::StatusOr<std::vector<PageKey>> PageBook::Restore(std::span<const StoredPage> pages) {
+  std::vector<PageKey> left_out;
   for (const StoredPage& page : pages) {
     const absl::StatusOr<bool> added = Add(page.key, page.page_bytes);
-    if (!added.ok()) return added.status();
+    if (absl::IsResourceExhausted(added.status())) {
+      left_out.push_back(page.key);
+    } else if (!added.ok()) {
+      return absl::DataLossError(added.status().message());
+    }
   }
-  return absl::OkStatus();
+  return left_out;
 }
 
 void PageBook::Remove(const PageKey& key) {

@@ -24,8 +24,9 @@ class PageBook {
   // RESOURCE_EXHAUSTED naming need, free and limit; INVALID_ARGUMENT: another
   // fingerprint or size than the sequence's other pages.
   absl::StatusOr<bool> Add(const PageKey& key, int64_t page_bytes);
-  // Those that lie in the tier already.
-  absl::Status Restore(std::span<const StoredPage> pages);
+  // Those that lie in the tier already; those that are over the limit now are left out and
+  // returned. DATA_LOSS: they do not fit together.
+  absl::StatusOr<std::vector<PageKey>> Restore(std::span<const StoredPage> pages);
 
   // No error where it is not there.
   void Remove(const PageKey& key);

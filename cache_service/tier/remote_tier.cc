@@ -92,7 +92,10 @@ class RemoteTier final : public LowerTier {
     }
   }
 
-  absl::Status Restore(std::span<const StoredPage> pages) override { return book_.Restore(pages); }
+  // What is left out expires.
+  absl::Status Restore(std::span<const StoredPage> pages) override {
+    return book_.Restore(pages).status();
+  }
 
   LowerTierStats Stats() const override { return book_.Stats(); }
 

@@ -50,8 +50,12 @@ absl::StatusOr<std::unique_ptr<Slab>> Slab::Adopt(const std::string& name, int64
     return absl::DataLossError(
         absl::StrCat("slab \"", name, "\" cannot have ", object_bytes, " bytes"));
   }
-  HW_ASSIGN_OR_RETURN(auto memory, SharedMemory::Adopt(name, object_bytes));
-  auto slab = std::unique_ptr<Slab>(new Slab(std::move(memory), nonce));
+  absl::StatusOr<std::unique_ptr<SharedMemory>> memory = SharedMemory::Adopt(name, object_bytes);
+  if (absl::IsFailedPrecondition(memory.status())) {  // another size
+    return absl::DataLossError(memory.status().message());
+  }
+  HW_RETURN_IF_ERROR(memory.status());
+  auto slab = std::unique_ptr<Slab>(new Slab(*std::move(memory), nonce));
   const SlabHeader& header = slab->header();
   const auto differs = [&](const char* field, auto has, auto want) {
     slab->memory_->Keep();  // not ours

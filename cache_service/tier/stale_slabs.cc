@@ -16,18 +16,27 @@ namespace {
 // Where POSIX shared memory lies on Linux.
 constexpr char kDirectory[] = "/dev/shm";
 
+struct Which {
+  bool kept_too = false;
+  bool unfinished_too = false;
+};
+
 // An owner locks its object before it writes the header: what has a header and
-// no lock has lost its owner.
-bool IsStale(int fd, bool kept_too) {
+// no lock has lost its owner. The header's magic comes last.
+bool IsStale(int fd, Which which) {
   SlabHeader header{};
-  return pread(fd, &header, sizeof(header), 0) == sizeof(header) && header.magic == kSlabMagic &&
-         flock(fd, LOCK_EX | LOCK_NB) == 0 && (kept_too || header.kept == 0);
+  const ssize_t got = pread(fd, &header, sizeof(header), 0);
+  if (got < 0) return false;
+  const bool whole = got == sizeof(header) && header.magic == kSlabMagic;
+  const bool unfinished = got == 0 || (got == sizeof(header) && header.magic == 0);
+  return (whole || (which.unfinished_too && unfinished)) && flock(fd, LOCK_EX | LOCK_NB) == 0 &&
+         (which.kept_too || header.kept == 0);
 }
 
-bool RemoveIfStale(const std::string& name, bool kept_too) {
+bool RemoveIfStale(const std::string& name, Which which) {
   const int fd = shm_open(("/" + name).c_str(), O_RDONLY | O_CLOEXEC, 0);
   if (fd < 0) return false;
-  const bool removed = IsStale(fd, kept_too) && shm_unlink(("/" + name).c_str()) == 0;
+  const bool removed = IsStale(fd, which) && shm_unlink(("/" + name).c_str()) == 0;
   close(fd);
   return removed;
 }
@@ -40,11 +49,13 @@ int RemoveStaleSlabs(const std::string& prefix) {
   for (const auto& entry : std::filesystem::directory_iterator(kDirectory, error)) {
     const std::string name = entry.path().filename().string();
     if (name.compare(0, prefix.size(), prefix) != 0) continue;
-    if (RemoveIfStale(name, /*kept_too=*/false)) ++removed;
+    if (RemoveIfStale(name, {})) ++removed;
   }
   return removed;
 }
 
-bool RemoveStaleSlab(const std::string& name) { return RemoveIfStale(name, /*kept_too=*/true); }
+bool RemoveStaleSlab(const std::string& name, bool unfinished_too) {
+  return RemoveIfStale(name, {.kept_too = true, .unfinished_too = unfinished_too});
+}
 
 }  // namespace heavywater

@@ -12,7 +12,9 @@ namespace heavywater {
 // back (Slab::Keep()) stay.
 int RemoveStaleSlabs(const std::string& prefix);
 
-// The one of this name, also where it waits for an owner.
-bool RemoveStaleSlab(const std::string& name);
+// The one of this name, also where it waits for an owner. `unfinished_too`: also where its
+// owner was killed before the header was written; only for a name that no other process
+// can be making a slab of right now.
+bool RemoveStaleSlab(const std::string& name, bool unfinished_too = false);
 
 }  // namespace heavywater

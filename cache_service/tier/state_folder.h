@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "cache_service/base/mutex.h"
@@ -20,11 +22,12 @@ namespace heavywater {
 class StateFolder final : public StateStore {
  public:
   // What lies there, or an empty state. DATA_LOSS: there is one, but of another version
-  // or damaged: Clear() and start anew. FAILED_PRECONDITION: the folder holds something
-  // else, which is not touched. UNAVAILABLE: it cannot be used (another process has it open, say).
+  // or damaged: OpenAnew(). FAILED_PRECONDITION: the folder holds something else, which is
+  // not touched. UNAVAILABLE: it cannot be used (another process has it open, say). It is
+  // locked before any of that is looked at, until this ends.
   static absl::StatusOr<std::unique_ptr<StateFolder>> Open(const std::string& path);
-  // Removes what Open() of an earlier process has made there.
-  static absl::Status Clear(const std::string& path);
+  // Removes what Open() of an earlier process has made there first, under the same lock.
+  static absl::StatusOr<std::unique_ptr<StateFolder>> OpenAnew(const std::string& path);
 
   ~StateFolder() override;
 
@@ -45,15 +48,34 @@ class StateFolder final : public StateStore {
 
   // Why nothing is kept any more; OK: it is.
   absl::Status broken() const;
+  // Called once, when that begins, by the thread that made the change; it must not call this.
+  void WhenBroken(std::function<void(const absl::Status&)> tell);
 
  private:
-  explicit StateFolder(std::unique_ptr<rocksdb::DB> db, uint64_t num_changes);
+  // Of the process, for as long as it lives.
+  class Lock {
+   public:
+    explicit Lock(int fd) : fd_(fd) {}
+    Lock(Lock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Lock& operator=(Lock&&) = delete;
+    ~Lock();
+    static absl::StatusOr<Lock> Take(const std::string& path);
 
-  const std::unique_ptr<rocksdb::DB> db_;
+   private:
+    int fd_;
+  };
+
+  StateFolder(Lock folder_lock, std::unique_ptr<rocksdb::DB> db, uint64_t num_changes);
+  static absl::StatusOr<std::unique_ptr<StateFolder>> OpenLocked(const std::string& path,
+                                                                 Lock folder_lock);
+
+  const Lock folder_lock_;  // goes last
+  std::unique_ptr<rocksdb::DB> db_;
   mutable Mutex mutex_;  // changes are counted one by one
   std::atomic<uint64_t> num_changes_;
   std::atomic<uint64_t>* count_ ABSL_GUARDED_BY(mutex_) = nullptr;
   absl::Status broken_ ABSL_GUARDED_BY(mutex_);
+  std::function<void(const absl::Status&)> tell_ ABSL_GUARDED_BY(mutex_);
 };
 
 // What CountIn()'s counter says once nothing is kept any more: no folder matches it.

@@ -152,6 +152,20 @@ TEST_F(DiskTierTest, PagesThatSomebodyStillHasOutliveTheProcess) {
   EXPECT_TRUE(Open().ok()) << "its version has gone with the pages";
 }
 
+TEST_F(DiskTierTest, PagesOverALowerLimitAreMissesAndLeaveTheMedium) {
+  ASSERT_TRUE(Open(16 << 20, /*keeps=*/true).ok());
+  PutMany(1);
+  std::vector<StoredPage> kept;
+  for (int64_t page = 0; page < 60; ++page) kept.push_back({TestKey(1, page), kPageBytes});
+  const int64_t half = tier_->Stats().used_bytes / 2;
+  ASSERT_TRUE(Open(half, /*keeps=*/true, /*restores=*/true).ok());
+  ASSERT_TRUE(tier_->Restore(kept).ok());
+  EXPECT_EQ(tier_->Stats().pages, 30);
+  EXPECT_LE(tier_->Stats().used_bytes, half);
+  EXPECT_EQ(*Get(TestKey(1, 29)), TestPage(TestKey(1, 29), kPageBytes));
+  EXPECT_EQ(Get(TestKey(1, 30)).status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(DiskTierTest, AnotherFormatVersionIsRefusedNamingBothAndNotTouched) {
   WriteForeign("heavywater", "99");
   for (int round = 0; round < 2; ++round) {

@@ -22,7 +22,9 @@ class FakeTier final : public LowerTier {
   absl::StatusOr<uint32_t> Get(const PageKey& key, std::span<std::byte> bytes) override;
   absl::Status Erase(std::span<const PageKey> keys) override;
   absl::Status EraseSequence(SequenceId sequence) override;
-  absl::Status Restore(std::span<const StoredPage> pages) override { return book_.Restore(pages); }
+  absl::Status Restore(std::span<const StoredPage> pages) override {
+    return book_.Restore(pages).status();
+  }
   LowerTierStats Stats() const override { return book_.Stats(); }
 
   // Every call is UNAVAILABLE meanwhile.

@@ -152,6 +152,41 @@ TEST_F(HostPageStoreRestartTest, PagesOfAnEndedSequenceStayUntilItsWriterHasStop
   EXPECT_EQ(store_->Stats().used_bytes, 0);
 }
 
+// Its prompt's pages were given up on: what was held for them goes to others.
+TEST_F(HostPageStoreRestartTest, APromiseThatHasEndedDoesNotComeBack) {
+  ASSERT_TRUE(Open(1, /*prompt_tokens=*/200).ok());
+  ASSERT_TRUE(Reserve(1, 0, 1).ok());
+  store_->StopWriter(1, 0);
+  EXPECT_EQ(store_->Stats().promised_bytes, 0);
+  ASSERT_TRUE(Open(2, /*prompt_tokens=*/200).ok());
+  const int64_t promised = store_->Stats().promised_bytes;
+  const auto restored = Restart();
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(store_->Stats().promised_bytes, promised);
+}
+
+TEST_F(HostPageStoreRestartTest, PromisesBeyondWhatIsFreeAreCut) {
+  ASSERT_TRUE(Open(1).ok());
+  ASSERT_TRUE(Open(2, /*prompt_tokens=*/100).ok());
+  ASSERT_TRUE(Reserve(1, 0, 2).ok());
+  ASSERT_TRUE(WriteTokens(1, 0, 20).ok());
+  const std::string key = StateKey(StateKind::kPages, 2);
+  constexpr int kPromiseField = 10;
+  const std::string old = state_.Records().at(key);
+  RecordReader fields(old);
+  RecordWriter writer;
+  for (int field = 0; !fields.Finish().ok(); ++field) {
+    const int64_t value = fields.Next();
+    writer.Add(field == kPromiseField ? 2 * kPages * kTestPageBytes : value);
+  }
+  state_.Set(key, writer.Take());
+  const auto restored = Restart();
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  const PageStoreStats stats = store_->Stats();
+  EXPECT_EQ(stats.promised_bytes, stats.free_bytes);
+  ExpectReads(1, 20);
+}
+
 TEST_F(HostPageStoreRestartTest, RecordsThatDoNotFitAreRefused) {
   ASSERT_TRUE(Open(1).ok());
   ASSERT_TRUE(Open(2).ok());
@@ -217,6 +252,8 @@ TEST_F(HostPageStoreRestartTest, AnotherSlabOfTheSameNameIsNotTakenOver) {
       << "it has an owner";
   store_.reset();
   EXPECT_EQ(Slab::Adopt(name_, object_bytes_, nonce_ + 1).status().code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Slab::Adopt(name_, object_bytes_ + kSlabUnitBytes, nonce_).status().code(),
             absl::StatusCode::kDataLoss);
   EXPECT_TRUE(Slab::Adopt(name_, object_bytes_, nonce_).ok()) << "the refusal removed it";
 }

@@ -29,6 +29,18 @@ TEST(PageBookTest, KeysComeBackAsTheyWere) {
   EXPECT_TRUE(book.KeysOf(2, 10).empty());
 }
 
+TEST(PageBookTest, PagesOverALowerLimitAreLeftOutAfterARestart) {
+  PageBook book("disk", 2 * StoredBytes(1000));
+  const StoredPage pages[] = {{TestKey(1, 0), 1000}, {TestKey(1, 1), 1000}, {TestKey(2, 0), 1000}};
+  const auto left_out = book.Restore(pages);
+  ASSERT_TRUE(left_out.ok()) << left_out.status();
+  ASSERT_EQ(left_out->size(), 1u);
+  EXPECT_EQ(left_out->front(), TestKey(2, 0));
+  EXPECT_EQ(book.Stats().pages, 2);
+  const StoredPage other_size = {TestKey(1, 2), 2000};
+  EXPECT_EQ(book.Restore({&other_size, 1}).status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST(PageBookTest, NoMoreKeysThanAskedFor) {
   PageBook book("disk", 1 << 20);
   for (int64_t page = 0; page < 10; ++page) ASSERT_TRUE(book.Add(TestKey(1, page), 1000).ok());

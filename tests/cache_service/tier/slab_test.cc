@@ -1,7 +1,10 @@
 #include "cache_service/tier/slab.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -93,6 +96,20 @@ TEST(SlabTest, OnlySlabsWhoseOwnerWasKilledAreStale) {
   auto slab = Slab::Create(name, 1 << 16);
   ASSERT_TRUE(slab.ok()) << slab.status();
   EXPECT_EQ(RemoveStaleSlabs(name), 0) << "its owner lives";
+}
+
+TEST(SlabTest, AnUnfinishedSlabIsRemovedByItsOwnersSuccessorOnly) {
+  const std::string name = UniqueName();
+  const int fd = shm_open(("/" + name).c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+  ASSERT_GE(fd, 0);
+  EXPECT_EQ(flock(fd, LOCK_EX | LOCK_NB), 0);
+  EXPECT_FALSE(RemoveStaleSlab(name, /*unfinished_too=*/true)) << "its owner is making it";
+  EXPECT_EQ(flock(fd, LOCK_UN), 0);
+  EXPECT_FALSE(RemoveStaleSlab(name));
+  ASSERT_EQ(ftruncate(fd, 3 * kSlabUnitBytes), 0);
+  EXPECT_TRUE(RemoveStaleSlab(name, /*unfinished_too=*/true));
+  close(fd);
+  EXPECT_TRUE(Slab::Create(name, 1 << 16).ok());
 }
 
 TEST(SlabTest, MoreMemoryThanTheSystemHasIsAnErrorAndNotAFault) {

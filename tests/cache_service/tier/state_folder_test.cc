@@ -2,8 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -105,9 +107,37 @@ TEST_F(StateFolderTest, AnotherVersionIsNamedAndNotRead) {
   const auto opened = StateFolder::Open(path_);
   EXPECT_EQ(opened.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(opened.status().message()), HasSubstr("heavywater state 99"));
-  ASSERT_TRUE(StateFolder::Clear(path_).ok());
+  auto anew = StateFolder::OpenAnew(path_);
+  ASSERT_TRUE(anew.ok()) << anew.status();
+  EXPECT_EQ((*anew)->num_changes(), 0u);
+}
+
+TEST_F(StateFolderTest, AVersionThatCannotBeReadIsNotAnotherVersion) {
+  Put("Sa", "1");
+  folder_.reset();
+  const fs::path file = fs::path(path_) / "HEAVYWATER_STATE";
+  fs::rename(file, fs::path(path_) / "aside");
+  fs::create_directory(file);  // reading it fails
+  EXPECT_EQ(StateFolder::Open(path_).status().code(), absl::StatusCode::kUnavailable);
+  fs::remove(file);
+  fs::rename(fs::path(path_) / "aside", file);
   Open();
-  EXPECT_EQ(folder_->num_changes(), 0u);
+  EXPECT_THAT(Values("S"), ElementsAre("1"));
+}
+
+TEST_F(StateFolderTest, AMissingFileIsDamage) {
+  Put("Sa", "1");
+  folder_.reset();
+  int removed = 0;
+  for (const auto& entry : fs::directory_iterator(fs::path(path_) / "db")) {
+    if (entry.path().filename().string().starts_with("MANIFEST")) {
+      removed += fs::remove(entry.path()) ? 1 : 0;
+    }
+  }
+  ASSERT_EQ(removed, 1);
+  const auto opened = StateFolder::Open(path_);
+  EXPECT_EQ(opened.status().code(), absl::StatusCode::kDataLoss) << opened.status();
+  EXPECT_TRUE(StateFolder::OpenAnew(path_).ok());
 }
 
 TEST_F(StateFolderTest, FilesOfSomebodyElseAreRefusedAndStay) {
@@ -116,12 +146,37 @@ TEST_F(StateFolderTest, FilesOfSomebodyElseAreRefusedAndStay) {
   std::ofstream(folder / "letter.txt") << "dear";
   const auto opened = StateFolder::Open(folder.string());
   EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_TRUE(StateFolder::Clear(folder.string()).ok());
+  EXPECT_EQ(StateFolder::OpenAnew(folder.string()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(fs::exists(folder / "letter.txt"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), fs::directory_iterator()), 1);
 }
 
 TEST_F(StateFolderTest, OneThatIsOpenElsewhereCannotBeUsed) {
+  Put("Sa", "1");
+  // Also where the other one is of another version.
+  std::ofstream(fs::path(path_) / "HEAVYWATER_STATE") << "heavywater state 99\n";
   EXPECT_EQ(StateFolder::Open(path_).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(StateFolder::OpenAnew(path_).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Values("S"), ElementsAre("1"));
+}
+
+// The system refuses to make files longer, as a full disk does.
+TEST_F(StateFolderTest, TheFirstWriteThatFailsIsToldOnce) {
+  int told = 0;
+  folder_->WhenBroken([&](const absl::Status& why) { told += why.ok() ? 0 : 1; });
+  Put("Sa", "1");
+  EXPECT_EQ(told, 0);
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before;
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit limit = {1 << 10, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  for (int i = 0; i < 3; ++i) Put("Sb", std::string(100 << 10, 'x'));
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_FALSE(folder_->broken().ok());
+  EXPECT_EQ(told, 1);
+  EXPECT_EQ(count_, kStateBroken);
 }
 
 // A byte of the log that is wrong, with more records after it, must not give the state
