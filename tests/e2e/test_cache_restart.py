@@ -67,6 +67,17 @@ def _sets(group: Cluster, sequence: int, plan: int) -> list[sequence_pb2.Sequenc
         time.sleep(0.1)
 
 
+def _reported(group: Cluster, sequence: int, tokens: int) -> sequence_pb2.Sequence:
+    """Reports come behind the step, and later still over an outage: waits for those of so many tokens."""
+    deadline = time.monotonic() + 20
+    while True:
+        got = group.sequences.Get(sequence_pb2.GetSequenceRequest(sequence_id=sequence), timeout=10)
+        if got.num_tokens >= tokens:
+            return got
+        assert time.monotonic() < deadline, f"{got.num_tokens} of {tokens} tokens are reported"
+        time.sleep(0.1)
+
+
 def _rows(group: Cluster, sequence: int, seen: int) -> list[bytes]:
     """Every byte of K and V of some layers and all heads."""
     rows = []
@@ -127,7 +138,7 @@ def test_a_generation_goes_on_over_the_end_of_the_cache_service(
         )
         assert disturbed == undisturbed
         assert after.counts == figures.counts, "positions were dropped"
-        got = group.sequences.Get(sequence_pb2.GetSequenceRequest(sequence_id=second))
+        got = _reported(group, second, 300 + TOKENS - 1)
         assert got.epoch == epoch, "the ranks had to join anew"
         assert list(got.tokens) == long_prompt[:300] + disturbed[:-1]
         # Finished before the restarts, and in the middle of them: the same sets and bytes.

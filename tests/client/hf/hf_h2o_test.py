@@ -3,6 +3,7 @@
 import heavywater.hf.h2o_hf as h2o_hf
 import pytest
 import torch
+from heavywater.hf.attach import make_cache
 from hf_models import greedy, prompt, recorded, reference, tiny
 from policies import Policy
 
@@ -51,7 +52,7 @@ def test_each_generate_begins_anew_and_a_given_cache_is_used(checkpoint):
     ids = prompt(60)
     first = greedy(model, ids, 12)
     assert torch.equal(greedy(model, ids, 12), first)
-    own = h2o_hf.make_cache(model.config, policy="full")
+    own = make_cache(model.config, policy="full")
     assert torch.equal(greedy(model, ids, 12, cache=own), greedy(tiny_of(checkpoint), ids, 12))
     assert own.stats().tokens_resident == 71
 

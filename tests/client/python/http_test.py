@@ -171,7 +171,8 @@ def test_a_stop_string_ends_the_answer_and_the_generation(api: openai.OpenAI, se
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("bcd", "stop")
     assert servers.worker.cancelled.wait(5)
     assert answer.usage.completion_tokens == 5
-    assert servers.cache.closed == [42]
+    # An answer before this one may still have been closing its sequences, which have the same id.
+    assert set(servers.cache.closed) == {42}
 
 
 def test_logprobs_are_those_of_the_tokens_drawn(api: openai.OpenAI) -> None:

@@ -27,7 +27,7 @@ MANAGED = {
         "group", "rank", "size", "model", "listen_address", "advertised_address", "comm_address",
         "comm_interface", "cache_address", "disable_slab", "metrics_address",
         # A pod sees its own GPU alone, and nothing can be read from a dump in it.
-        "device", "allow_shared_device", "dump_dir",
+        "device", "allow_shared_device", "dump_dir", "record_dir",
     },
 }  # fmt: skip
 MESSAGES: dict[str, Descriptor] = {
