@@ -33,9 +33,9 @@ int64_t PromptBytes(const SequenceSpec& spec) {
 
 absl::Status CheckSpec(const SequenceSpec& spec) {
   HW_RETURN_IF_ERROR(spec.geometry.Validate());
-  if (spec.num_ranks < 1 || spec.num_ranks > 1024) {
+  if (spec.num_ranks < 1 || spec.num_ranks > kMaxWriters) {
     return absl::InvalidArgumentError(
-        absl::StrCat("num_ranks is ", spec.num_ranks, ", want 1 to 1024"));
+        absl::StrCat("num_ranks is ", spec.num_ranks, ", want 1 to ", kMaxWriters));
   }
   constexpr int64_t kMaxTokens = std::numeric_limits<Position>::max();
   if (spec.max_tokens < 1 || spec.max_tokens > kMaxTokens) {

@@ -18,6 +18,8 @@
 
 namespace heavywater {
 
+inline constexpr int kMaxWriters = 1024;  // of a sequence
+
 // What a sequence may come to hold.
 struct SequenceSpec {
   SequenceId sequence = 0;

@@ -8,8 +8,6 @@
 namespace heavywater {
 namespace {
 
-constexpr int kMaxRanks = 1024;
-
 std::string PageRecord(const PageEntry& entry) {
   const int64_t flags = int64_t{entry.direct} | int64_t{entry.sealed} << 1 |
                         int64_t{entry.stuck} << 2 | int64_t{entry.tier} << 8 |
@@ -98,7 +96,7 @@ absl::StatusOr<SequencePages> SequencePages::Load(SequenceId id, std::string_vie
   const int64_t watermarks_offset = reader.Next();
   kept->released = reader.Next() != 0;
   kept->promised_bytes = reader.Next();
-  if (!spec.geometry.Validate().ok() || num_ranks < 1 || num_ranks > kMaxRanks ||
+  if (!spec.geometry.Validate().ok() || num_ranks < 1 || num_ranks > kMaxWriters ||
       spec.max_tokens < 1 || kept->promised_bytes < 0) {
     return DataLoss(id, "impossible sizes");
   }

@@ -41,7 +41,7 @@ nlohmann::json SlotTables(const PlanReport& report, const KvShape& shape, int ra
 absl::Status KvRecorder::ComputeQkv(int layer, DeviceSpan<const float> hidden,
                                     std::span<const Position> positions, DeviceSpan<float> q,
                                     DeviceSpan<float> k, DeviceSpan<float> v, Stream& stream) {
-  HW_RETURN_IF_ERROR(model_.ComputeQkv(layer, hidden, positions, q, k, v, stream));
+  HW_RETURN_IF_ERROR(ForwardingModel::ComputeQkv(layer, hidden, positions, q, k, v, stream));
   HW_ASSIGN_OR_RETURN(const std::vector<float> keys, ReadDevice(k, backend_, stream));
   HW_ASSIGN_OR_RETURN(const std::vector<float> values, ReadDevice(v, backend_, stream));
   const size_t row = static_cast<size_t>(shape_.num_kv_heads) * shape_.head_dim;

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "worker/backend/backend.h"
-#include "worker/rank/model.h"
+#include "worker/rank/forwarding_model.h"
 #include "worker/rank/plan_report.h"
 
 namespace heavywater {
@@ -29,7 +29,7 @@ namespace heavywater {
 //                         "head_dim","row_bytes","sets":[{"layer","kv_head",
 //                         "positions":[],"scores":[]}]}: the slot tables;
 //                         kv_head -1: one set for all heads; scores in 2^-32
-class KvRecorder final : public Model {
+class KvRecorder final : public ForwardingModel {
  public:
   // Rows of one sequence in the next calls.
   struct Rows {
@@ -39,7 +39,7 @@ class KvRecorder final : public Model {
   };
 
   KvRecorder(Model& model, Backend& backend, const KvShape& shape)
-      : model_(model), backend_(backend), shape_(shape) {}
+      : ForwardingModel(model), backend_(backend), shape_(shape) {}
 
   void Expect(std::vector<Rows> rows) { expected_ = std::move(rows); }
   // Both files, into `directory`; `plan` as reported, `report` with sets.
@@ -47,23 +47,9 @@ class KvRecorder final : public Model {
                     const PlanReport& report) const;
   void Forget(SequenceId sequence) { recorded_.erase(sequence); }
 
-  int hidden_size() const override { return model_.hidden_size(); }
-  int vocab_size() const override { return model_.vocab_size(); }
-  absl::Status Embed(std::span<const int32_t> tokens, DeviceSpan<float> hidden,
-                     Stream& stream) override {
-    return model_.Embed(tokens, hidden, stream);
-  }
   absl::Status ComputeQkv(int layer, DeviceSpan<const float> hidden,
                           std::span<const Position> positions, DeviceSpan<float> q,
                           DeviceSpan<float> k, DeviceSpan<float> v, Stream& stream) override;
-  absl::Status FinishLayer(int layer, DeviceSpan<const float> attention, DeviceSpan<float> hidden,
-                           Stream& stream) override {
-    return model_.FinishLayer(layer, attention, hidden, stream);
-  }
-  absl::Status ComputeLogits(DeviceSpan<const float> hidden, DeviceSpan<float> logits,
-                             Stream& stream) override {
-    return model_.ComputeLogits(hidden, logits, stream);
-  }
 
  private:
   // [position][kv_head] rows of one layer.
@@ -72,7 +58,6 @@ class KvRecorder final : public Model {
   void Record(int layer, const Rows& rows, std::span<const float> k, std::span<const float> v);
   void Store(std::span<const float> vector, std::byte* to) const;
 
-  Model& model_;
   Backend& backend_;
   const KvShape shape_;
   std::vector<Rows> expected_;

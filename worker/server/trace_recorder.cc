@@ -19,7 +19,7 @@ void TraceRecorder::Begin(SequenceId sequence, const SequenceOptions& options) {
 absl::Status TraceRecorder::ComputeQkv(int layer, DeviceSpan<const float> hidden,
                                        std::span<const Position> positions, DeviceSpan<float> q,
                                        DeviceSpan<float> k, DeviceSpan<float> v, Stream& stream) {
-  HW_RETURN_IF_ERROR(model_.ComputeQkv(layer, hidden, positions, q, k, v, stream));
+  HW_RETURN_IF_ERROR(ForwardingModel::ComputeQkv(layer, hidden, positions, q, k, v, stream));
   if (recorded_.empty()) return absl::OkStatus();
   HW_ASSIGN_OR_RETURN(const std::vector<float> queries, ReadDevice(q, backend_, stream));
   HW_ASSIGN_OR_RETURN(const std::vector<float> keys, ReadDevice(k, backend_, stream));

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "worker/backend/backend.h"
-#include "worker/rank/model.h"
+#include "worker/rank/forwarding_model.h"
 #include "worker/rank/sequence_options.h"
 #include "worker/replay/trace_file.h"
 #include "worker/server/kv_recorder.h"
@@ -30,10 +30,10 @@ struct TraceRecorderOptions {
 // rank records its own heads, in float32. Not recorded: sequences that go on from a
 // snapshot, and those at cache-relative positions, whose rows are not rotated. Used by
 // the thread of the step, which says before each step whose rows come.
-class TraceRecorder final : public Model {
+class TraceRecorder final : public ForwardingModel {
  public:
   TraceRecorder(Model& model, Backend& backend, const KvShape& shape, TraceRecorderOptions options)
-      : model_(model), backend_(backend), shape_(shape), options_(std::move(options)) {}
+      : ForwardingModel(model), backend_(backend), shape_(shape), options_(std::move(options)) {}
 
   // From here on rows of this sequence are kept.
   void Begin(SequenceId sequence, const SequenceOptions& options);
@@ -47,23 +47,9 @@ class TraceRecorder final : public Model {
 
   int64_t recorded_bytes() const { return bytes_; }
 
-  int hidden_size() const override { return model_.hidden_size(); }
-  int vocab_size() const override { return model_.vocab_size(); }
-  absl::Status Embed(std::span<const int32_t> tokens, DeviceSpan<float> hidden,
-                     Stream& stream) override {
-    return model_.Embed(tokens, hidden, stream);
-  }
   absl::Status ComputeQkv(int layer, DeviceSpan<const float> hidden,
                           std::span<const Position> positions, DeviceSpan<float> q,
                           DeviceSpan<float> k, DeviceSpan<float> v, Stream& stream) override;
-  absl::Status FinishLayer(int layer, DeviceSpan<const float> attention, DeviceSpan<float> hidden,
-                           Stream& stream) override {
-    return model_.FinishLayer(layer, attention, hidden, stream);
-  }
-  absl::Status ComputeLogits(DeviceSpan<const float> hidden, DeviceSpan<float> logits,
-                             Stream& stream) override {
-    return model_.ComputeLogits(hidden, logits, stream);
-  }
 
  private:
   struct Recorded {
@@ -75,7 +61,6 @@ class TraceRecorder final : public Model {
   // Rows from the front of `from` to their place in `to`; how many bytes that grew.
   int64_t Keep(std::span<const float> from, int64_t first, int64_t width, std::vector<float>& to);
 
-  Model& model_;
   Backend& backend_;
   const KvShape shape_;
   const TraceRecorderOptions options_;

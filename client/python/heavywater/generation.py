@@ -34,29 +34,14 @@ class Token:
     reads: tuple[tuple[int, int], ...] = ()
 
 
-class Generation:
-    """Iterates over the tokens; cancels the call when left early.
+class GenerationState:
+    """What a stream has told so far, and whether it was cancelled: of both clients' Generation."""
 
-    with client.generate("Once", max_new_tokens=32) as generation:
-        for token in generation:
-            print(token.text, end="")
-    print(generation.summary.finish_reason)
-    """
+    _call: Any  # the running call
 
-    def __init__(
-        self,
-        generate: Callable[[generation_pb2.GenerateRequest], Any],
-        request: generation_pb2.GenerateRequest,
-        resume_timeout_s: float,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        """`generate` opens a call."""
-        self._generate = generate
+    def __init__(self, request: generation_pb2.GenerateRequest, resume_timeout_s: float) -> None:
         self._resumption = Resumption(request, resume_timeout_s)
-        self._sleep = sleep
         self._cancelled = False
-        with translated():
-            self._call = generate(request)
         self._sequence_id = 0
         self._summary: generation_pb2.GenerateSummary | None = None
 
@@ -78,25 +63,68 @@ class Generation:
             raise RuntimeError("the summary comes with the last message: read the tokens first")
         return self._summary
 
+    def cancel(self) -> None:
+        """Ends the call; what the sequence held on the device is freed."""
+        self._cancelled = True
+        self._call.cancel()
+
+    def _take(self, response: generation_pb2.GenerateResponse) -> Token | None:
+        """Notes what a message says; its token, if it has one."""
+        if response.sequence_id:
+            self._sequence_id = response.sequence_id
+        if response.HasField("summary"):
+            self._summary = response.summary
+        if not response.HasField("index"):
+            return None
+        self._resumption.note_token(response.token)
+        return token_of(response)
+
+    def _next_attempt(self, error: HeavywaterError) -> float:
+        """Seconds until the stream is asked for again. Raises `error` where it is not."""
+        if self._cancelled:
+            raise error
+        return self._resumption.next_backoff_s(error, self._sequence_id)
+
+    def _request(self) -> generation_pb2.GenerateRequest:
+        """From the first token that has not come."""
+        return self._resumption.request(self._sequence_id)
+
+
+class Generation(GenerationState):
+    """Iterates over the tokens; cancels the call when left early.
+
+    with client.generate("Once", max_new_tokens=32) as generation:
+        for token in generation:
+            print(token.text, end="")
+    print(generation.summary.finish_reason)
+    """
+
+    def __init__(
+        self,
+        generate: Callable[[generation_pb2.GenerateRequest], Any],
+        request: generation_pb2.GenerateRequest,
+        resume_timeout_s: float,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`generate` opens a call."""
+        super().__init__(request, resume_timeout_s)
+        self._generate = generate
+        self._sleep = sleep
+        with translated():
+            self._call = generate(request)
+
     def __iter__(self) -> Iterator[Token]:
         while True:
             try:
                 with translated():
                     for response in self._call:
-                        if response.sequence_id:
-                            self._sequence_id = response.sequence_id
-                        if response.HasField("summary"):
-                            self._summary = response.summary
-                        if response.HasField("index"):
-                            self._resumption.note_token(response.token)
-                            yield token_of(response)
+                        if (token := self._take(response)) is not None:
+                            yield token
                 return
             except HeavywaterError as error:
-                if self._cancelled:
-                    raise
-                self._sleep(self._resumption.next_backoff_s(error, self._sequence_id))
+                self._sleep(self._next_attempt(error))
             with translated():
-                self._call = self._generate(self._resumption.request(self._sequence_id))
+                self._call = self._generate(self._request())
 
     def wait_accepted(self) -> int:
         """Waits until the request is accepted, which is before its prompt is computed; returns the
@@ -110,11 +138,6 @@ class Generation:
     def text(self) -> str:
         """Reads to the end; returns the text."""
         return "".join(token.text for token in self)
-
-    def cancel(self) -> None:
-        """Ends the call; what the sequence held on the device is freed."""
-        self._cancelled = True
-        self._call.cancel()
 
     def __enter__(self) -> Generation:
         return self

@@ -66,6 +66,14 @@ class RegistryRestartTest : public ::testing::Test {
     }
     return epoch;
   }
+  // A sequence whose ranks may still write to a page of it.
+  void CloseWhileWritten() {
+    const SequenceId id = Open("request");
+    ASSERT_TRUE(store_->Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 1}, true).ok());
+    v1::CloseSequenceRequest close;
+    close.set_sequence_id(id);
+    ASSERT_TRUE(registry_->sequences().Close(close).ok());
+  }
   SequenceId Open(const std::string& request_id) {
     const auto opened = registry_->Open(TestOpen(request_id, epoch_));
     EXPECT_TRUE(opened.ok()) << opened.status();
@@ -235,11 +243,7 @@ TEST_F(RegistryRestartTest, ReplaysGetTheAnswersOfBefore) {
 
 TEST_F(RegistryRestartTest, AnEndedSequencesWriterIsWaitedForAcrossTheRestart) {
   ASSERT_TRUE(registry_->AttachDirect("group", 0, epoch_).ok());
-  const SequenceId id = Open("request");
-  ASSERT_TRUE(store_->Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 1}, true).ok());
-  v1::CloseSequenceRequest close;
-  close.set_sequence_id(id);
-  ASSERT_TRUE(registry_->sequences().Close(close).ok());
+  CloseWhileWritten();
   ASSERT_TRUE(Restart().ok());
   EXPECT_GT(store_->Stats().retiring_bytes, 0);
   // The first heartbeat after the end may have been under way.
@@ -251,11 +255,7 @@ TEST_F(RegistryRestartTest, AnEndedSequencesWriterIsWaitedForAcrossTheRestart) {
 
 TEST_F(RegistryRestartTest, ASilentWriterOfBeforeIsWaitedForALeaseAndNoLonger) {
   ASSERT_TRUE(registry_->AttachDirect("group", 0, epoch_).ok());
-  const SequenceId id = Open("request");
-  ASSERT_TRUE(store_->Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 1}, true).ok());
-  v1::CloseSequenceRequest close;
-  close.set_sequence_id(id);
-  ASSERT_TRUE(registry_->sequences().Close(close).ok());
+  CloseWhileWritten();
   ASSERT_TRUE(Restart().ok());
   clock_.Advance(absl::Seconds(60));
   registry_->Tick();

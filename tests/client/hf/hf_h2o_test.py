@@ -1,9 +1,9 @@
 """heavywater.hf.h2o_hf: the form of the paper's code, on checkpoints of this disk."""
 
+import heavywater.hf
 import heavywater.hf.h2o_hf as h2o_hf
 import pytest
 import torch
-from heavywater.hf.attach import make_cache
 from hf_models import greedy, prompt, recorded, reference, tiny
 from policies import Policy
 
@@ -52,7 +52,7 @@ def test_each_generate_begins_anew_and_a_given_cache_is_used(checkpoint):
     ids = prompt(60)
     first = greedy(model, ids, 12)
     assert torch.equal(greedy(model, ids, 12), first)
-    own = make_cache(model.config, policy="full")
+    own = heavywater.hf.attach(model, policy="full")
     assert torch.equal(greedy(model, ids, 12, cache=own), greedy(tiny_of(checkpoint), ids, 12))
     assert own.stats().tokens_resident == 71
 

@@ -70,39 +70,34 @@ TEST_P(BackendTest, NothingThatIsNotAskedForIsWritten) {
   }
 }
 
-TEST_P(BackendTest, EqualValuesArePickedFromTheLowestPositionOn) {
-  const KvShape shape = RecallShape(2, 1, 64, KvDtype::kFloat32, 16);
-  LayerImage full = EmptyLayer(shape, 1, 200);  // all keys equal: every estimate is the same
-  full.keys = Stored(std::vector<float>(200 * 64, 1.0f), shape.dtype);
-  AttendCase::Item item{.layer = full, .num_tokens = 1, .first_position = 199};
-  item.layer.positions[199] = 199;
+// What the last of `num_positions` picks where all keys, and so all estimates, are equal.
+std::vector<Position> PicksOfEqualKeys(Backend& backend, int page_tokens, Position num_positions,
+                                       const std::vector<Position>& demoted, int64_t max_picks) {
+  const KvShape shape = RecallShape(2, 1, 64, KvDtype::kFloat32, page_tokens);
+  const Position last = num_positions - 1;
+  LayerImage full = EmptyLayer(shape, 1, num_positions);
+  full.keys = Stored(std::vector<float>(int64_t{num_positions} * 64, 1.0f), shape.dtype);
+  AttendCase::Item item{.layer = full, .num_tokens = 1, .first_position = last};
+  item.layer.positions[last] = last;
   item.recall = RecallOf(shape, full, 16);
-  for (Position position = 3; position < 190; position += 2) {
-    SetDemoted(*item.recall, 0, position, true);
-  }
-  item.recall->max_picks = 20;
+  for (const Position position : demoted) SetDemoted(*item.recall, 0, position, true);
+  item.recall->max_picks = max_picks;
   std::mt19937 rng(1);
-  const AttendOutcome outcome = RunAttend(backend(), OneItem(rng, shape, item));
+  return RunAttend(backend, OneItem(rng, shape, item)).recall[0].picks[0];
+}
+
+TEST_P(BackendTest, EqualValuesArePickedFromTheLowestPositionOn) {
+  std::vector<Position> demoted;
+  for (Position position = 3; position < 190; position += 2) demoted.push_back(position);
   std::vector<Position> expected;
   for (int i = 0; i < 20; ++i) expected.push_back(3 + 2 * i);
-  EXPECT_EQ(outcome.recall[0].picks[0], expected);
+  EXPECT_EQ(PicksOfEqualKeys(backend(), 16, 200, demoted, 20), expected);
 }
 
 TEST_P(BackendTest, OfVeryManyEqualValuesTheLowestPositionsArePicked) {
-  const KvShape shape = RecallShape(2, 1, 64, KvDtype::kFloat32, 64);
-  constexpr int kPositions = 4000;
-  LayerImage full = EmptyLayer(shape, 1, kPositions);
-  full.keys = Stored(std::vector<float>(kPositions * 64, 1.0f), shape.dtype);
-  AttendCase::Item item{.layer = full, .num_tokens = 1, .first_position = Position{kPositions - 1}};
-  item.layer.positions[kPositions - 1] = kPositions - 1;
-  item.recall = RecallOf(shape, full, 16);
-  for (Position position = 7; position < kPositions - 1; ++position) {
-    SetDemoted(*item.recall, 0, position, true);
-  }
-  item.recall->max_picks = 10;
-  std::mt19937 rng(1);
-  const AttendOutcome outcome = RunAttend(backend(), OneItem(rng, shape, item));
-  EXPECT_EQ(outcome.recall[0].picks[0],
+  std::vector<Position> demoted(3992);
+  std::iota(demoted.begin(), demoted.end(), 7);
+  EXPECT_EQ(PicksOfEqualKeys(backend(), 64, 4000, demoted, 10),
             (std::vector<Position>{7, 8, 9, 10, 11, 12, 13, 14, 15, 16}));
 }
 

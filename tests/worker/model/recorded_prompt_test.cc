@@ -14,6 +14,7 @@
 #include "tests/worker/model/real_model.h"
 #include "tests/worker/rank/plain_sequence.h"
 #include "tests/worker/rank/test_group.h"
+#include "worker/rank/forwarding_model.h"
 
 namespace heavywater {
 namespace {
@@ -26,20 +27,14 @@ constexpr int kRecordedLayers[] = {0, 12, 29};
 using Recording = std::map<std::pair<int, Position>, SyntheticRow>;
 
 // Passes on to a runner and keeps the rows of kRecordedLayers.
-class RecordingModel final : public Model {
+class RecordingModel final : public ForwardingModel {
  public:
-  RecordingModel(Model& model, const KvShape& shape) : model_(model), shape_(shape) {}
+  RecordingModel(Model& model, const KvShape& shape) : ForwardingModel(model), shape_(shape) {}
 
-  int hidden_size() const override { return model_.hidden_size(); }
-  int vocab_size() const override { return model_.vocab_size(); }
-  absl::Status Embed(std::span<const int32_t> tokens, DeviceSpan<float> hidden,
-                     Stream& stream) override {
-    return model_.Embed(tokens, hidden, stream);
-  }
   absl::Status ComputeQkv(int layer, DeviceSpan<const float> hidden,
                           std::span<const Position> positions, DeviceSpan<float> q,
                           DeviceSpan<float> k, DeviceSpan<float> v, Stream& stream) override {
-    absl::Status status = model_.ComputeQkv(layer, hidden, positions, q, k, v, stream);
+    absl::Status status = ForwardingModel::ComputeQkv(layer, hidden, positions, q, k, v, stream);
     const auto* recorded = std::ranges::find(kRecordedLayers, layer);
     if (!status.ok() || recorded == std::end(kRecordedLayers)) return status;
     const int index = static_cast<int>(recorded - kRecordedLayers);
@@ -49,14 +44,6 @@ class RecordingModel final : public Model {
                                            .v = Row(v, i, shape_.num_kv_heads)};
     }
     return status;
-  }
-  absl::Status FinishLayer(int layer, DeviceSpan<const float> attention, DeviceSpan<float> hidden,
-                           Stream& stream) override {
-    return model_.FinishLayer(layer, attention, hidden, stream);
-  }
-  absl::Status ComputeLogits(DeviceSpan<const float> hidden, DeviceSpan<float> logits,
-                             Stream& stream) override {
-    return model_.ComputeLogits(hidden, logits, stream);
   }
 
   Recording Take() { return std::move(recording_); }
@@ -68,7 +55,6 @@ class RecordingModel final : public Model {
     return {row, row + width};
   }
 
-  Model& model_;
   const KvShape shape_;
   Recording recording_;
 };

@@ -9,12 +9,11 @@ from types import TracebackType
 from typing import Any
 
 from heavywater.errors import HeavywaterError, translated
-from heavywater.generation import Token, token_of
-from heavywater.generation_request import Resumption
+from heavywater.generation import GenerationState, Token
 from heavywater.v1 import generation_pb2
 
 
-class Generation:
+class Generation(GenerationState):
     """Iterates over the tokens; cancels the call when left early. As heavywater.Generation, for one task at a time.
 
     async with client.generate("Once", max_new_tokens=32) as generation:
@@ -31,50 +30,22 @@ class Generation:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`generate` opens a call; on the thread of the event loop."""
+        super().__init__(request, resume_timeout_s)
         self._generate = generate
-        self._resumption = Resumption(request, resume_timeout_s)
         self._sleep = sleep
-        self._cancelled = False
-        self._sequence_id = 0
-        self._summary: generation_pb2.GenerateSummary | None = None
         self._call = generate(request)
-
-    @property
-    def sequence_id(self) -> int:
-        """The sequence's id in the cache service; 0 before the request was accepted. Another one
-        where the tokens had to be computed again."""
-        return self._sequence_id
-
-    @property
-    def finished(self) -> bool:
-        """Whether the stream has ended, with its summary."""
-        return self._summary is not None
-
-    @property
-    def summary(self) -> generation_pb2.GenerateSummary:
-        """Effective policy, budgets and figures. Raises before the stream has ended."""
-        if self._summary is None:
-            raise RuntimeError("the summary comes with the last message: read the tokens first")
-        return self._summary
 
     async def __aiter__(self) -> AsyncIterator[Token]:
         while True:
             try:
                 with self._translated():
                     async for response in self._call:
-                        if response.sequence_id:
-                            self._sequence_id = response.sequence_id
-                        if response.HasField("summary"):
-                            self._summary = response.summary
-                        if response.HasField("index"):
-                            self._resumption.note_token(response.token)
-                            yield token_of(response)
+                        if (token := self._take(response)) is not None:
+                            yield token
                 return
             except HeavywaterError as error:
-                if self._cancelled:
-                    raise
-                await self._sleep(self._resumption.next_backoff_s(error, self._sequence_id))
-            self._call = self._generate(self._resumption.request(self._sequence_id))
+                await self._sleep(self._next_attempt(error))
+            self._call = self._generate(self._request())
 
     async def wait_accepted(self) -> int:
         """Waits until the request is accepted, which is before its prompt is computed; returns the
@@ -88,11 +59,6 @@ class Generation:
     async def text(self) -> str:
         """Reads to the end; returns the text."""
         return "".join([token.text async for token in self])
-
-    def cancel(self) -> None:
-        """Ends the call; what the sequence held on the device is freed."""
-        self._cancelled = True
-        self._call.cancel()
 
     async def __aenter__(self) -> Generation:
         return self

@@ -41,40 +41,8 @@ def attach(
 
     The model works as before without such a cache. UnsupportedModelError names a model that cannot be served.
     """
-    check_supported(model)
-    register()
-    model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
-        raise UnsupportedModelError(f"{type(model).__name__} does not take another attention implementation")
-    announce_prompts(type(model))
-    return make_cache(
-        model.config,
-        policy=policy,
-        max_tokens=max_tokens,
-        host_memory_bytes=host_memory_bytes,
-        device_memory_bytes=device_memory_bytes,
-        num_threads=num_threads,
-        kv_dtype=kv_dtype,
-        max_step_tokens=max_step_tokens,
-        page_tokens=page_tokens,
-        **options,
-    )
-
-
-def make_cache(
-    config: Any,
-    *,
-    policy: str,
-    max_tokens: int | None = None,
-    host_memory_bytes: int | None = None,
-    device_memory_bytes: int = 0,
-    num_threads: int | None = None,
-    kv_dtype: str | None = None,
-    max_step_tokens: int = 2048,
-    page_tokens: int = 256,
-    **options: Any,
-) -> HeavywaterCache:
-    """A cache for a model with this configuration; arguments as of `attach`."""
+    _prepare(model)
+    config = model.config
     chosen = policy_options(policy, **options)
     if host_memory_bytes is None:
         host_memory_bytes = DEFAULT_HOST_MEMORY_BYTES if chosen.recall.enabled else 0
@@ -97,6 +65,17 @@ def make_cache(
         kv_dtype=kv_dtype,
     )
     return HeavywaterCache(device, rows)
+
+
+def _prepare(model: Any) -> None:
+    """What a model needs once: its attention, and `generate` that announces prompts."""
+    check_supported(model)
+    register()
+    if model.config._attn_implementation != NAME:
+        model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise UnsupportedModelError(f"{type(model).__name__} does not take another attention implementation")
+    announce_prompts(type(model))
 
 
 def announce_prompts(model_class: Any) -> None:
