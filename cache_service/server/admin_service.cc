@@ -42,22 +42,26 @@ void AddBelow(const TierStats& stats, v1::StatsResponse& response) {
 
 }  // namespace
 
-v1::StatsResponse CollectStats(Registry& registry, const PageStore& store) {
+v1::StatsResponse CollectStats(Registry& registry, const PageStore& store, const BlobStore& blobs) {
   v1::StatsResponse response;
   response.set_version(kVersion);
   response.set_sequences(registry.sequences().num_sequences());
   response.set_groups(registry.groups().num_groups());
   response.set_ranks(registry.groups().num_ranks());
+  const BlobStoreStats held = blobs.Stats();
+  response.set_blobs(held.blobs);
+  response.set_blob_bytes(held.held_bytes);
   const PageStoreStats stats = store.Stats();
   AddHost(stats, response);
   for (const TierStats& tier : stats.below) AddBelow(tier, response);
   return response;
 }
 
-AdminService::AdminService(Registry& registry, const PageStore& store, Clock& clock,
-                           std::string config_yaml)
+AdminService::AdminService(Registry& registry, const PageStore& store, const BlobStore& blobs,
+                           Clock& clock, std::string config_yaml)
     : registry_(registry),
       store_(store),
+      blobs_(blobs),
       clock_(clock),
       config_yaml_(std::move(config_yaml)),
       start_(clock.Now()) {}
@@ -65,7 +69,7 @@ AdminService::AdminService(Registry& registry, const PageStore& store, Clock& cl
 grpc::ServerUnaryReactor* AdminService::Stats(grpc::CallbackServerContext* context,
                                               const v1::StatsRequest*,
                                               v1::StatsResponse* response) {
-  *response = CollectStats(registry_, store_);
+  *response = CollectStats(registry_, store_, blobs_);
   response->set_uptime_ms(absl::ToInt64Milliseconds(clock_.Now() - start_));
   return Finish(context, absl::OkStatus());
 }

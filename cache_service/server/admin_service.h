@@ -6,18 +6,20 @@
 #include "absl/time/time.h"
 #include "cache_service/base/clock.h"
 #include "cache_service/registry/registry.h"
+#include "cache_service/tier/blob_store.h"
 #include "cache_service/tier/page_store.h"
 #include "heavywater/v1/admin.grpc.pb.h"
 
 namespace heavywater {
 
 // Thread safe.
-v1::StatsResponse CollectStats(Registry& registry, const PageStore& store);
+v1::StatsResponse CollectStats(Registry& registry, const PageStore& store, const BlobStore& blobs);
 
 class AdminService final : public v1::AdminService::CallbackService {
  public:
   // The others must outlive it. `config_yaml` is the configuration in effect.
-  AdminService(Registry& registry, const PageStore& store, Clock& clock, std::string config_yaml);
+  AdminService(Registry& registry, const PageStore& store, const BlobStore& blobs, Clock& clock,
+               std::string config_yaml);
 
   grpc::ServerUnaryReactor* Stats(grpc::CallbackServerContext* context,
                                   const v1::StatsRequest* request,
@@ -29,6 +31,7 @@ class AdminService final : public v1::AdminService::CallbackService {
  private:
   Registry& registry_;
   const PageStore& store_;
+  const BlobStore& blobs_;
   Clock& clock_;
   const std::string config_yaml_;
   const absl::Time start_;

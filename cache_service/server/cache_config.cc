@@ -30,6 +30,7 @@ v1::CacheConfig DefaultCacheConfig() {
 namespace {
 
 constexpr size_t kMaxPathBytes = 4096;
+constexpr int64_t kMaxBlobBytesOfAll = int64_t{1} << 50;
 
 absl::Status ValidateTiers(const v1::CacheConfig& config) {
   constexpr int64_t kMinTierBytes = 1 << 20;
@@ -60,6 +61,7 @@ absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
     return absl::InvalidArgumentError(
         "state_dir: pages outlive the process in a slab only, and disable_slab is set");
   }
+  HW_RETURN_IF_ERROR(CheckInt("blob_bytes", config.blob_bytes(), 0, kMaxBlobBytesOfAll));
   HW_RETURN_IF_ERROR(CheckInt("max_groups", config.max_groups(), 1, 100'000));
   return CheckInt("drain_ms", config.drain_ms(), 0, 3'600'000);
 }

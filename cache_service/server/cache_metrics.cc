@@ -111,6 +111,7 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
   const PageStoreStats stats = store_.Stats();
   SequenceRegistry& sequences = registry_.sequences();
   GroupRegistry& groups = registry_.groups();
+  const BlobStoreStats blobs = blobs_.Stats();
   return {
       Gauge("heavywater_sequences", "Open sequences", sequences.num_sequences()),
       Gauge("heavywater_groups", "Worker groups", groups.num_groups()),
@@ -118,6 +119,14 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
       Gauge("heavywater_snapshot_bytes",
             "Committed states to go on from after a failure; bounded, the oldest are dropped",
             sequences.snapshot_bytes()),
+      Gauge("heavywater_blobs", "Values that engines have stored by key", blobs.blobs),
+      Gauge("heavywater_blob_bytes", "Bytes that they hold, part of those of the tiers",
+            blobs.held_bytes),
+      Counter("heavywater_blob_hits_total", "Values asked for that were there", blobs.hits),
+      Counter("heavywater_blob_misses_total", "Values asked for that were not", blobs.misses),
+      Counter("heavywater_blobs_dropped_total", "Values dropped to make room, or lost",
+              blobs.dropped),
+      Counter("heavywater_blobs_refused_total", "Values that found no room", blobs.refused),
       TierBytes(stats),
       PerTier(MetricType::Gauge, "heavywater_tier_pages",
               "Pages of a tier; of the host's: reserved", stats, stats.pages, &TierStats::pages),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache_service/registry/registry.h"
+#include "cache_service/tier/blob_store.h"
 #include "cache_service/tier/page_store.h"
 
 namespace heavywater {
@@ -14,14 +15,16 @@ namespace heavywater {
 // Thread safe.
 class CacheMetrics final : public prometheus::Collectable {
  public:
-  // Both must outlive it.
-  CacheMetrics(Registry& registry, const PageStore& store) : registry_(registry), store_(store) {}
+  // All must outlive it.
+  CacheMetrics(Registry& registry, const PageStore& store, const BlobStore& blobs)
+      : registry_(registry), store_(store), blobs_(blobs) {}
 
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
   Registry& registry_;
   const PageStore& store_;
+  const BlobStore& blobs_;
 };
 
 }  // namespace heavywater

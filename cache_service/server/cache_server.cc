@@ -14,6 +14,7 @@
 #include "cache_service/runtime/logging.h"
 #include "cache_service/runtime/server_runtime.h"
 #include "cache_service/server/admin_service.h"
+#include "cache_service/server/blob_service.h"
 #include "cache_service/server/cache_config.h"
 #include "cache_service/server/cache_metrics.h"
 #include "cache_service/server/drain_gate.h"
@@ -23,6 +24,7 @@
 #include "cache_service/server/page_handlers.h"
 #include "cache_service/server/page_store_service.h"
 #include "cache_service/server/sequence_service.h"
+#include "cache_service/tier/blob_store.h"
 #include "cache_service/tier/host_page_store.h"
 #include "cache_service/tier/ordered_page_store.h"
 #include "cache_service/tier/slab.h"
@@ -34,20 +36,23 @@ namespace {
 // For one tier below the host's: each holds a chunk of memory.
 constexpr size_t kMaxReadsWaiting = 256;
 
+// A rank of an earlier run must not hit a sequence or a formation of this one:
+// numbers begin at the microsecond of the start (a supervisor restarts within the
+// second), with room for a million sequences in each second, and stay below 2^53
+// for clients that count in doubles.
+uint64_t FirstNumber(absl::Time now) {
+  const auto micros = static_cast<uint64_t>(absl::ToUnixMicros(now));
+  return (micros / 1'000'000 << 20) + (micros % 1'000'000 << 20) / 1'000'000;
+}
+
 RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time now) {
   RegistryOptions options;
   options.max_sequences = config.max_sequences();
   options.max_groups = config.max_groups();
   options.sequence_lease = absl::Milliseconds(config.sequence_lease_ms());
   options.rank_lease = absl::Milliseconds(config.rank_lease_ms());
-  // A rank of an earlier run must not hit a sequence or a formation of this one:
-  // numbers begin at the microsecond of the start (a supervisor restarts within the
-  // second), with room for a million sequences in each second, and stay below 2^53
-  // for clients that count in doubles.
-  const auto micros = static_cast<uint64_t>(absl::ToUnixMicros(now));
-  const uint64_t first = (micros / 1'000'000 << 20) + (micros % 1'000'000 << 20) / 1'000'000;
-  options.first_epoch = first;
-  options.first_sequence_id = first;
+  options.first_epoch = FirstNumber(now);
+  options.first_sequence_id = options.first_epoch;
   return options;
 }
 
@@ -64,18 +69,26 @@ struct CacheServer::Parts {
             {.high_percent = config.tier_high_percent(), .low_percent = config.tier_low_percent()},
             clock),
         registry(MakeRegistryOptions(config, clock.Now()), store, clock, state.get()),
+        blob_store(store,
+                   {.max_bytes = config.blob_bytes(), .first_sequence = FirstNumber(clock.Now())}),
         page_handlers(registry, store, config.disable_slab() ? nullptr : &store.slab(),
                       StartTierThreads()),
         groups(registry, gate),
         sequences(registry, gate),
         pages(page_handlers, gate),
-        admin(registry, store, clock, ConfigToYaml(config)),
-        metrics(std::make_shared<CacheMetrics>(registry, store)) {}
+        blobs(blob_store, gate, TierThreads()),
+        admin(registry, store, blob_store, clock, ConfigToYaml(config)),
+        metrics(std::make_shared<CacheMetrics>(registry, store, blob_store)) {}
 
   std::vector<Executor*> StartTierThreads() {
-    std::vector<Executor*> threads;
     for (std::unique_ptr<ThreadExecutor>& thread : tier_threads) {
       thread = std::make_unique<ThreadExecutor>(kMaxReadsWaiting);
+    }
+    return TierThreads();
+  }
+  std::vector<Executor*> TierThreads() const {
+    std::vector<Executor*> threads;
+    for (const std::unique_ptr<ThreadExecutor>& thread : tier_threads) {
       threads.push_back(thread.get());
     }
     return threads;
@@ -102,11 +115,13 @@ struct CacheServer::Parts {
   std::vector<std::unique_ptr<ThreadExecutor>> tier_threads;  // of reads, one for each tier below
   OrderedPageStore store;
   Registry registry;
+  BlobStore blob_store;
   DrainGate gate;
   PageHandlers page_handlers;
   GroupService groups;
   SequenceService sequences;
   PageStoreService pages;
+  BlobService blobs;
   AdminService admin;
   std::shared_ptr<CacheMetrics> metrics;
   std::unique_ptr<TierMover> mover;
@@ -143,9 +158,9 @@ absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheC
   options.drain = absl::Milliseconds(config.drain_ms());
   HW_ASSIGN_OR_RETURN(
       parts->runtime,
-      ServerRuntime::Start(options,
-                           {&parts->groups, &parts->sequences, &parts->pages, &parts->admin},
-                           std::make_shared<prometheus::Registry>()));
+      ServerRuntime::Start(
+          options, {&parts->groups, &parts->sequences, &parts->pages, &parts->blobs, &parts->admin},
+          std::make_shared<prometheus::Registry>()));
   parts->runtime->AddMetrics(parts->metrics);
   parts->runtime->SetReady(true);
   LogInfo("serving", {{"version", kVersion},

@@ -83,6 +83,11 @@ hw_ensure_hf_venv() {
   echo "$want" >"$stamp"
 }
 
+# What SGLang's and vLLM's cache backends must be, for the tests of heavywater.integrations.
+hw_ensure_engine_sources() {
+  "$HW_VENV/bin/python" "$HW_ROOT/deploy/local/engine_sources.py" "$HW_ROOT/.engines" "$@" >&2
+}
+
 # The Python side of the API is generated here, not committed.
 hw_ensure_protos() {
   local out="$HW_ROOT/client/python/heavywater/v1" want
