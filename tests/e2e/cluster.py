@@ -13,8 +13,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -33,11 +34,24 @@ BIN = Path(os.environ.get("HEAVYWATER_BIN", ROOT / "build/release/bin"))
 START_S = 60.0
 
 
+@dataclass(frozen=True)
+class Host:
+    """Where a server runs: its address there, and what a command begins with to get there (nodes.py)."""
+
+    address: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
+HERE = Host()
+
+
 class Process:
     """A server of the project, its output kept for error messages."""
 
-    def __init__(self, binary: str, flags: Mapping[str, object], log: Path) -> None:
-        command = [str(BIN / binary), *(f"--{name}={_text(value)}" for name, value in flags.items())]
+    def __init__(self, binary: str, flags: Mapping[str, object], log: Path, host: Host = HERE) -> None:
+        self.host = host
+        options = (f"--{name}={_text(value)}" for name, value in flags.items())
+        command = [*host.prefix, str(BIN / binary), *options]
         self.log = log
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._log_file = log.open("a")
@@ -96,12 +110,19 @@ class Process:
         self._log_file.close()
 
 
+def _addresses(host: Host) -> dict[str, object]:
+    return {"listen_address": f"{host.address}:0", "comm_address": host.address}
+
+
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Cluster:
-    """One cache service (unless `cache` is None) and `size` ranks."""
+    """One cache service (unless `cache` is None) and `size` ranks.
+
+    Rank r runs on hosts[r], or here; the cache service on `cache_host`.
+    """
 
     def __init__(
         self,
@@ -111,8 +132,12 @@ class Cluster:
         worker: Mapping[str, object],
         per_rank: Mapping[int, Mapping[str, object]] | None = None,
         worker_binary: str = "heavywater-worker",
+        hosts: Sequence[Host] = (),
+        cache_host: Host = HERE,
     ) -> None:
         self.folder = folder
+        self._hosts = [*hosts, *[HERE] * (size - len(hosts))]
+        self._cache_host = cache_host
         folder.mkdir(parents=True, exist_ok=True)
         self.cache: Process | None = None
         self.cache_address = ""
@@ -127,15 +152,16 @@ class Cluster:
             raise
 
     def _start_cache(self, flags: Mapping[str, object]) -> None:
-        merged = {"listen_address": "127.0.0.1:0", "metrics_address": "", "host_bytes": 1 << 30, **flags}
+        listen = f"{self._cache_host.address}:0"
+        merged = {"listen_address": listen, "metrics_address": "", "host_bytes": 1 << 30, **flags}
         self._cache_flags = merged
-        self.cache = Process("heavywater-cache", merged, self.folder / "cache.log")
+        self.cache = Process("heavywater-cache", merged, self.folder / "cache.log", self._cache_host)
         self.cache_address = self.cache.wait_for_line("listening on ")
 
     def restart_cache(self, **changed: object) -> None:
         """In the place of one that has ended: a new process at the same address."""
         flags = {**self._cache_flags, "listen_address": self.cache_address, **changed}
-        self.cache = Process("heavywater-cache", flags, self.folder / "cache.log")
+        self.cache = Process("heavywater-cache", flags, self.folder / "cache.log", self._cache_host)
         self.cache.wait_for_line("listening on ")
 
     def _start_workers(
@@ -149,28 +175,37 @@ class Cluster:
             "group": "e2e",
             "size": size,
             "model": os.environ["HEAVYWATER_MODEL"],
-            "listen_address": "127.0.0.1:0",
             "cache_address": self.cache_address,
-            **worker,
         }
         self._binary = binary
-        self._worker_flags = [{**common, "rank": rank, **per_rank.get(rank, {})} for rank in range(size)]
+        self._worker_flags = [
+            {**common, **_addresses(host), "rank": rank, **worker, **per_rank.get(rank, {})}
+            for rank, host in enumerate(self._hosts)
+        ]
         for rank, flags in enumerate(self._worker_flags):
-            self.workers.append(Process(binary, flags, self.folder / f"rank{rank}.log"))
-        self.worker_addresses = [process.wait_for_line("listening on ") for process in self.workers]
+            self.workers.append(Process(binary, flags, self.folder / f"rank{rank}.log", self._hosts[rank]))
+        bound = [process.wait_for_line("listening on ") for process in self.workers]
+        self.worker_addresses = [
+            address.replace("0.0.0.0", host.address) for address, host in zip(bound, self._hosts, strict=True)
+        ]
         self.worker_address = self.worker_addresses[0]
         for address in self.worker_addresses:
             self.wait_ready(address)
 
-    def restart_worker(self, rank: int) -> None:
-        """In the place of one that has died: a new process at the same address."""
+    def restart_worker(self, rank: int, host: Host | None = None) -> None:
+        """In the place of one that has died: a new process at the same address, or on another host."""
+        if host is not None:
+            self._hosts[rank] = host
+            port = self.worker_addresses[rank].rpartition(":")[2]
+            self._worker_flags[rank] = {**self._worker_flags[rank], **_addresses(host)}
+            self.worker_addresses[rank] = f"{host.address}:{port}"
         flags = {**self._worker_flags[rank], "listen_address": self.worker_addresses[rank]}
-        self.workers[rank] = Process(self._binary, flags, self.folder / f"rank{rank}.log")
+        self.workers[rank] = Process(self._binary, flags, self.folder / f"rank{rank}.log", self._hosts[rank])
         self.workers[rank].wait_for_line("listening on ")
 
-    def is_ready(self, rank: int) -> bool:
+    def is_ready(self, rank: int, service: str = "readiness") -> bool:
         stub = health_pb2_grpc.HealthStub(self.channel(self.worker_addresses[rank]))
-        answer = stub.Check(health_pb2.HealthCheckRequest(service="readiness"), timeout=5)
+        answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def wait_ready(self, address: str, timeout_s: float = START_S) -> None:

@@ -60,11 +60,16 @@ PeerWatch::~PeerWatch() {
 
 void PeerWatch::Run() {
   bool has_answered = false;
+  int in_vain = 0;
   int unanswered = 0;
   absl::Duration delay = absl::ZeroDuration();
   while (!stop_.WaitFor(delay)) {
     const absl::Status status = ping_(timeout_ / kTries);
     has_answered |= status.ok();
+    if (!has_answered && ++in_vain == kTries) {
+      LogWarn("a rank cannot be asked whether it lives; is its advertised_address right?",
+              {{"peer", peer_}, {"error", status.ToString()}});
+    }
     unanswered = absl::IsDeadlineExceeded(status) ? unanswered + 1 : 0;
     delay = unanswered > 0 ? absl::ZeroDuration() : kInterval;
     if (!has_answered || unanswered < kTries) continue;
@@ -84,7 +89,11 @@ PeerWatch::Ping MakeHealthPing(const std::string& address) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   const std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
-  return [channel](absl::Duration timeout) { return CheckHealth(channel, timeout); };
+  return [channel, address](absl::Duration timeout) {
+    const absl::Status status = CheckHealth(channel, timeout);
+    if (status.ok()) return status;
+    return absl::Status(status.code(), absl::StrCat(address, ": ", status.message()));
+  };
 }
 
 }  // namespace heavywater

@@ -25,7 +25,8 @@ class PeerWatch {
   using OnSilent = std::function<void(absl::Status reason)>;
 
   // `on_silent` when a peer that has answered once then gives no answer for about
-  // `timeout`. One that never answers cannot be reached from here and is not judged.
+  // `timeout`. One that never answers cannot be reached from here: the log says so, and it
+  // is not judged.
   PeerWatch(std::string peer, absl::Duration timeout, Ping ping, OnSilent on_silent);
   ~PeerWatch();  // waits for the question in flight
 
@@ -40,7 +41,7 @@ class PeerWatch {
   std::thread thread_;
 };
 
-// Asks the health service at `address` (HOST:PORT), whatever it says.
+// Asks the health service at `address` (HOST:PORT), whatever it says. Errors name it.
 PeerWatch::Ping MakeHealthPing(const std::string& address);
 
 }  // namespace heavywater

@@ -41,15 +41,6 @@ class StepThread {
   std::thread thread_;
 };
 
-// A rank is gone, or stands still. Ranks that disagree would do so again, and on a
-// device what a collective left behind is not known: then the process ends.
-bool MayFormAgain(const v1::WorkerConfig& config, const absl::Status& failure) {
-  const bool lost = absl::IsUnavailable(failure) || absl::IsDeadlineExceeded(failure) ||
-                    absl::IsAborted(failure) || absl::IsCancelled(failure);
-  return lost && config.reform_timeout_ms() > 0 && !config.cache_address().empty() &&
-         config.backend() != "cuda";
-}
-
 class GenerationServer {
  public:
   GenerationServer(const v1::WorkerConfig& config, const ModelFacts& facts, Worker& worker,
@@ -128,7 +119,7 @@ class GenerationServer {
   absl::Status FormAgain(const CommunicatorFactory& connect) {
     StopFlag stop;
     SignalWatch watch(signal_, stop);
-    const absl::Status formed = worker_.Reform(config_, connect, stop);
+    const absl::Status formed = worker_.Reform(config_, facts_, connect, stop);
     told_to_stop_ = stop.stopped();
     return formed;
   }

@@ -10,8 +10,10 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
+#include "worker/comm/gloo/listen_check.h"
 #include "worker/model/cpu_llama_runner.h"
 #include "worker/model/rank_shard.h"
+#include "worker/server/backoff.h"
 #include "worker/server/engine_facts.h"
 #include "worker/server/gpu.h"
 #include "worker/server/group_rendezvous.h"
@@ -92,11 +94,24 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const v1::WorkerConfig& c
   auto worker = std::unique_ptr<Worker>(new Worker);
   HW_ASSIGN_OR_RETURN(worker->backend_, MakeBackend(config));
   HW_RETURN_IF_ERROR(worker->backend_->CheckShape(facts.shape));
+  if (config.size() > 1) {
+    HW_RETURN_IF_ERROR(CheckListens(config.comm_address(), config.comm_interface()));
+  }
   HW_RETURN_IF_ERROR(worker->JoinCacheService(config, facts, advertised_address, stop));
-  HW_RETURN_IF_ERROR(worker->Connect(config, connect));
-  HW_RETURN_IF_ERROR(ServesEngines(config) ? worker->MakeEngine(config, facts)
-                                           : worker->LoadModel(config, facts));
+  const absl::Status formed = worker->Form(config, facts, connect);
+  if (formed.ok()) return worker;
+  if (!MayFormAgain(config, formed) || stop.stopped()) return formed;
+  LogWarn("the group has failed while it formed; joining it again",
+          {{"group", config.group()}, {"error", formed.ToString()}});
+  HW_RETURN_IF_ERROR(worker->Reform(config, facts, connect, stop));
   return worker;
+}
+
+bool MayFormAgain(const v1::WorkerConfig& config, const absl::Status& failure) {
+  const bool lost = absl::IsUnavailable(failure) || absl::IsDeadlineExceeded(failure) ||
+                    absl::IsAborted(failure) || absl::IsCancelled(failure);
+  return lost && config.reform_timeout_ms() > 0 && !config.cache_address().empty() &&
+         config.backend() != "cuda" && !ServesEngines(config);
 }
 
 Worker::~Worker() = default;
@@ -186,6 +201,18 @@ absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts&
                                          .trained_tokens = facts.config.context_length},
                                         *backend_, tier_.get()));
   LogInfo("model loaded", {{"model", facts.fingerprint.model()}, {"backend", backend_->Name()}});
+  return absl::OkStatus();
+}
+
+absl::Status Worker::Form(const v1::WorkerConfig& config, const ModelFacts& facts,
+                          const CommunicatorFactory& connect) {
+  HW_RETURN_IF_ERROR(Connect(config, connect));
+  if (ServesEngines(config)) return MakeEngine(config, facts);
+  if (cache_ == nullptr) {
+    HW_RETURN_IF_ERROR(LoadModel(config, facts));
+  } else {
+    model_->SetCommunicator(*communicator_);
+  }
   return StartRunner(config);
 }
 
@@ -206,9 +233,10 @@ absl::Status Worker::StartRunner(const v1::WorkerConfig& config) {
   return communicator_->Barrier();
 }
 
-absl::Status Worker::Reform(const v1::WorkerConfig& config, const CommunicatorFactory& connect,
-                            StopFlag& stop) {
+absl::Status Worker::Reform(const v1::WorkerConfig& config, const ModelFacts& facts,
+                            const CommunicatorFactory& connect, StopFlag& stop) {
   const absl::Time deadline = absl::Now() + absl::Milliseconds(config.reform_timeout_ms());
+  Backoff backoff(absl::Milliseconds(100), absl::Seconds(2));
   absl::Status status;
   do {
     runner_.reset();  // closes what is open
@@ -218,15 +246,12 @@ absl::Status Worker::Reform(const v1::WorkerConfig& config, const CommunicatorFa
     peer_lost_ = false;
     HW_RETURN_IF_ERROR(link_->Rejoin(epoch_, deadline - absl::Now(), stop));
     LogInfo("the group has formed again", {{"group", config.group()}, {"epoch", link_->epoch()}});
-    status = Connect(config, connect);
-    if (status.ok()) {
-      model_->SetCommunicator(*communicator_);
-      status = StartRunner(config);
-    }
+    status = Form(config, facts, connect);
     if (status.ok()) return status;
     runner_.reset();
+    if (!MayFormAgain(config, status)) return status;
     LogWarn("the ranks did not connect; trying again", {{"error", status.ToString()}});
-  } while (absl::Now() < deadline && !stop.stopped());
+  } while (absl::Now() < deadline && !stop.WaitFor(backoff.Next()));
   return stop.stopped() ? absl::CancelledError("stopped while the group forms again") : status;
 }
 

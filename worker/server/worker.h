@@ -40,10 +40,17 @@ struct ModelFacts {
 };
 absl::StatusOr<ModelFacts> ReadModelFacts(const v1::WorkerConfig& config);
 
+// Whether `failure` means that a rank is gone, or stands still, and this one is to join
+// anew. Ranks that disagree would do so again, and on a device what a collective left
+// behind is not known: then the process ends.
+bool MayFormAgain(const v1::WorkerConfig& config, const absl::Status& failure);
+
 class Worker {
  public:
   // Joins the group (waits for the other ranks, until `stop`), connects to them,
-  // loads the weights. `advertised_address`: where this rank listens.
+  // loads the weights. `advertised_address`: where this rank listens. When a rank is lost
+  // meanwhile, as Reform(). UNAVAILABLE, before it joins, naming a comm_address or
+  // comm_interface that this machine does not have.
   static absl::StatusOr<std::unique_ptr<Worker>> Create(const v1::WorkerConfig& config,
                                                         const ModelFacts& facts,
                                                         const std::string& advertised_address,
@@ -66,8 +73,8 @@ class Worker {
   // sequences included, waits for the missing ranks (up to reform_timeout_ms, or
   // `stop`) and connects to them. The weights stay, and the host tier. Whether an error
   // comes of `stop` only `stop` says: a call that ends late is CANCELLED, too.
-  absl::Status Reform(const v1::WorkerConfig& config, const CommunicatorFactory& connect,
-                      StopFlag& stop);
+  absl::Status Reform(const v1::WorkerConfig& config, const ModelFacts& facts,
+                      const CommunicatorFactory& connect, StopFlag& stop);
   // Gives pages and reports that are still on their way a moment to arrive.
   void Flush(absl::Duration timeout);
   // Leaves the group, which ends it for the other ranks, too.
@@ -78,6 +85,9 @@ class Worker {
   absl::Status JoinCacheService(const v1::WorkerConfig& config, const ModelFacts& facts,
                                 const std::string& advertised_address, StopFlag& stop);
   absl::Status Connect(const v1::WorkerConfig& config, const CommunicatorFactory& connect);
+  // One try at what follows upon joining; the weights are loaded by the first.
+  absl::Status Form(const v1::WorkerConfig& config, const ModelFacts& facts,
+                    const CommunicatorFactory& connect);
   void WatchPeers(const v1::WorkerConfig& config);
   absl::Status LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts);
   // What acts for the group as it is formed now.

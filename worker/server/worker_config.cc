@@ -92,6 +92,18 @@ absl::Status CheckDefaultPolicy(const v1::WorkerConfig& config) {
                    " and default_policy has recall, want a multiple of ", kSketchBlock));
 }
 
+// What every machine listens on says nothing about where this one is.
+absl::Status CheckAdvertisedAddress(const v1::WorkerConfig& config) {
+  const std::string& address =
+      config.advertised_address().empty() ? config.listen_address() : config.advertised_address();
+  const std::string host = address.substr(0, address.rfind(':'));
+  const bool is_any = host.empty() || host == "0.0.0.0" || host == "[::]" || host == "*";
+  if (config.size() == 1 || !is_any) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "advertised_address is \"", config.advertised_address(), "\" and listen_address is \"",
+      config.listen_address(), "\", want the HOST:PORT where the other ranks reach this one"));
+}
+
 }  // namespace
 
 v1::WorkerConfig DefaultWorkerConfig() {
@@ -139,6 +151,7 @@ absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
         "safetensors, or none for engines that bring Q, K and V");
   }
   HW_RETURN_IF_ERROR(CheckEngineConfig(config));
+  HW_RETURN_IF_ERROR(CheckAdvertisedAddress(config));
   if (config.size() > 1 && config.cache_address().empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("cache_address is empty and size is ", config.size(),

@@ -32,12 +32,16 @@ from heavywater.v1 import (
 
 # gRPC repeats a call by itself when a connection ends under it. Nothing is repeated
 # here but reads, by us; and with grpcio 1.76 such a call could hang for ever.
-# A server that has died is looked for again and again, so that a stream goes on soon.
+# A server that has died is looked for again and again, so that a stream goes on soon; one
+# whose machine has vanished closes no connection, and is asked whether it is there.
 CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 

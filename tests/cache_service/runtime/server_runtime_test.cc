@@ -74,6 +74,22 @@ TEST_F(ServerRuntimeTest, WhileItDrainsHealthStillAnswersAndReadinessIsOff) {
   EXPECT_EQ(health.Check("readiness"), "NOT_SERVING") << "a drain is not taken back";
 }
 
+// gRPC would by itself end the connection of a client that asks more often than once in
+// five minutes, with "too_many_pings".
+TEST_F(ServerRuntimeTest, AClientMayAskAllTheTimeWhetherTheServerIsThere) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 1100);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const auto stub = v1::AdminService::NewStub(grpc::CreateCustomChannel(
+      runtime_->address(), grpc::InsecureChannelCredentials(), arguments));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(6));
+  v1::GetConfigResponse response;
+  const grpc::Status status = stub->GetConfig(&context, {}, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
+}
+
 TEST_F(ServerRuntimeTest, DrainEndsInTimeWithACallThatNeverEnds) {
   grpc::Status status;
   std::thread caller([&] {

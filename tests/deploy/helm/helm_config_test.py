@@ -62,7 +62,7 @@ def test_the_binaries_take_what_is_rendered(part: str, variant: str, tmp_path: P
     if variant == "restricted" and part == "worker":
         values = {**values, "worker": {**values["worker"], "config": ENGINE}}
     rendered = config(render(values), part)
-    flags = ["--cache_address=a:1"] if part == "worker" else []
+    flags = ["--cache_address=a:1", "--advertised_address=b:1"] if part == "worker" else []
     checked = run_check(part, tmp_path, values, flags)
     assert checked.returncode == 0, checked.stderr
     taken = yaml.safe_load(checked.stdout)

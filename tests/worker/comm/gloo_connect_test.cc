@@ -67,6 +67,15 @@ TEST(GlooConnectTest, AnAddressThatCannotBeUsedIsNamed) {
   EXPECT_FALSE(statuses[1].ok());
 }
 
+TEST(GlooConnectTest, AnInterfaceThatIsNotThereIsNamedBesideThoseThatAre) {
+  const auto statuses =
+      TryToConnect({{.rank = 0, .size = 2, .interface = "eth77", .timeout = absl::Seconds(1)},
+                    {.rank = 1, .size = 2, .timeout = absl::Seconds(1)}});
+  EXPECT_TRUE(absl::IsUnavailable(statuses[0])) << statuses[0];
+  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("interface eth77"));
+  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("lo"));
+}
+
 TEST(GlooConnectTest, ANameThatDoesNotResolveIsNamed) {
   InProcessRendezvous store;
   const absl::Status status =

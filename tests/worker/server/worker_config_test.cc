@@ -31,6 +31,27 @@ TEST(WorkerConfigTest, TimeOutsOutOfRangeAreRefusedByName) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("comm_timeout_ms is 0, want 100 to "));
 }
 
+TEST(WorkerConfigTest, AGroupIsNotToldToReachARankEverywhere) {
+  v1::WorkerConfig config = DefaultWorkerConfig();
+  config.set_model("model.gguf");
+  config.set_cache_address("127.0.0.1:7700");
+  for (const char* any : {"0.0.0.0:7701", "[::]:7701", ":7701"}) {
+    config.set_size(1);
+    config.set_listen_address(any);
+    config.set_advertised_address("");
+    EXPECT_EQ(CheckWorkerConfig(config), absl::OkStatus()) << any;
+    config.set_size(2);
+    const absl::Status status = CheckWorkerConfig(config);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << any;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("advertised_address is \"\""));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(any));
+    config.set_advertised_address("10.0.0.7:7701");
+    EXPECT_EQ(CheckWorkerConfig(config), absl::OkStatus()) << any;
+    config.set_advertised_address("0.0.0.0:7701");
+    EXPECT_EQ(CheckWorkerConfig(config).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
 TEST(WorkerConfigTest, CommunicatorsAreRefusedThatDoNotFitTheBackend) {
   v1::WorkerConfig config = DefaultWorkerConfig();
   config.set_model("model.gguf");

@@ -4,7 +4,6 @@
 #include <gloo/transport/tcp/device.h>
 #include <netdb.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -16,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
 #include "worker/comm/gloo/gloo_store.h"
+#include "worker/comm/gloo/listen_check.h"
 
 namespace heavywater {
 namespace {
@@ -57,38 +57,20 @@ absl::Status CheckSizes(const GlooOptions& options, RendezvousStore& store, absl
   return absl::OkStatus();
 }
 
-bool CanListenOn(const addrinfo& address) {
-  const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const bool bound = bind(fd, address.ai_addr, address.ai_addrlen) == 0;
-  close(fd);
-  return bound;
-}
-
-// Gloo leaks memory when it cannot use an address, and does not name it.
-absl::Status CheckAddress(const std::string& listen_address) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(listen_address.c_str(), nullptr, &hints, &found); error != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot resolve listen_address ", listen_address, ": ", gai_strerror(error)));
-  }
-  bool usable = false;
-  for (const addrinfo* one = found; one != nullptr && !usable; one = one->ai_next) {
-    usable = CanListenOn(*one);
-  }
-  freeaddrinfo(found);
-  if (usable) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("cannot listen on listen_address ", listen_address,
-                                             ", want an address of this machine"));
-}
-
 std::shared_ptr<gloo::transport::Device> CreateDevice(const GlooOptions& options) {
   gloo::transport::tcp::attr attr;
   attr.iface = options.interface;
   if (options.interface.empty()) attr.hostname = options.listen_address;
   return gloo::transport::tcp::CreateDevice(attr);
+}
+
+std::string AddressText(const sockaddr_storage& address) {
+  char host[NI_MAXHOST] = "";
+  char port[NI_MAXSERV] = "";
+  const auto* generic = reinterpret_cast<const sockaddr*>(&address);
+  getnameinfo(generic, sizeof(address), host, sizeof(host), port, sizeof(port),
+              NI_NUMERICHOST | NI_NUMERICSERV);
+  return absl::StrCat(host, ":", port);
 }
 
 // Where `rank` listened for `peer`: under its number a rank publishes one address
@@ -100,6 +82,19 @@ sockaddr_storage ListenAddress(GlooStore& store, int rank, int peer, int size) {
   return gloo::transport::tcp::Address(std::vector<char>(begin, begin + bytes)).getSockaddr();
 }
 
+// " (the others listen on: rank 1 at 10.0.0.7:4242)", as far as they have said so.
+std::string PeersListenOn(const GlooOptions& options, GlooStore& store) try {
+  std::string peers;
+  for (int rank = 0; rank < options.size; ++rank) {
+    if (rank == options.rank || store.Seen(absl::StrCat(rank)).empty()) continue;
+    absl::StrAppend(&peers, peers.empty() ? " (the others listen on: " : ", ", "rank ", rank,
+                    " at ", AddressText(ListenAddress(store, rank, options.rank, options.size)));
+  }
+  return peers.empty() ? "" : peers + ")";
+} catch (const std::exception&) {
+  return "";  // one has published something else than addresses: the first error says it
+}
+
 }  // namespace
 
 absl::StatusOr<GlooConnection> ConnectGloo(const GlooOptions& options, RendezvousStore& store) {
@@ -107,7 +102,7 @@ absl::StatusOr<GlooConnection> ConnectGloo(const GlooOptions& options, Rendezvou
   GlooConnection connection{std::make_shared<gloo::rendezvous::Context>(options.rank, options.size),
                             std::vector<PairAddresses>(options.size)};
   if (options.size == 1) return connection;
-  if (options.interface.empty()) HW_RETURN_IF_ERROR(CheckAddress(options.listen_address));
+  HW_RETURN_IF_ERROR(CheckListens(options.listen_address, options.interface));
   IgnoreSigpipe();
   const absl::Time deadline = absl::Now() + options.timeout;
   HW_RETURN_IF_ERROR(CheckSizes(options, store, deadline));
@@ -126,7 +121,8 @@ absl::StatusOr<GlooConnection> ConnectGloo(const GlooOptions& options, Rendezvou
     if (!gloo_store.status().ok()) return gloo_store.status();
     return StatusFromGloo(
         absl::StrCat("rank ", options.rank, " could not connect from ",
-                     options.interface.empty() ? options.listen_address : options.interface),
+                     options.interface.empty() ? options.listen_address : options.interface,
+                     PeersListenOn(options, gloo_store)),
         error);
   }
   return connection;
