@@ -1,7 +1,5 @@
 #include "worker/backend/host_memory.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -11,31 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "worker/backend/host_buffer.h"
 #include "worker/backend/pooling.h"
 #include "worker/backend/sketch.h"
 #include "worker/cache/kv_element.h"
 
 namespace heavywater {
 namespace {
-
-constexpr int64_t kAlignment = 64;
-// A long cache is read once per step, end to end: with small pages a walk of the page
-// tables for every 4 KiB costs a third of the bandwidth.
-constexpr int64_t kHugePageBytes = int64_t{2} << 20;
-constexpr int64_t kHugeFromBytes = 2 * kHugePageBytes;
-
-// Null: no memory left.
-std::byte* AllocateAligned(int64_t bytes) {
-  const bool huge = bytes >= kHugeFromBytes;
-  void* address = nullptr;
-  if (posix_memalign(&address, huge ? kHugePageBytes : kAlignment, static_cast<size_t>(bytes)) !=
-      0) {
-    return nullptr;
-  }
-  // Where the system has no huge pages to give, small ones do.
-  if (huge) madvise(address, static_cast<size_t>(bytes), MADV_HUGEPAGE);
-  return static_cast<std::byte*>(address);
-}
 
 // One KV head's row of one new token: into its slot, and the stored bytes on to
 // the host page.
@@ -155,13 +135,7 @@ absl::StatusOr<DeviceBuffer> HostMemoryBackend::Allocate(int64_t bytes) {
     return absl::InvalidArgumentError(absl::StrCat("bytes is ", bytes, ", want at least 0"));
   }
   if (bytes == 0) return DeviceBuffer();
-  std::byte* address = AllocateAligned(bytes);
-  if (address == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the host has no ", bytes, " bytes left for a device buffer"));
-  }
-  std::memset(address, 0, static_cast<size_t>(bytes));
-  return DeviceBuffer(address, bytes, [](std::byte* memory) { std::free(memory); });
+  return AllocateHostBuffer(bytes);
 }
 
 absl::Status HostMemoryBackend::CopyToDevice(DeviceSpan<std::byte> to,

@@ -86,25 +86,22 @@ const std::byte* DecodeAttention::FirstKey(const KvShape& shape, const Task& tas
 DecodeAttention::DecodeAttention(CpuTarget target, ThreadPool& pool)
     : kernels_(DecodeKernelsOf(target)),
       pool_(pool),
-      recalls_(pool.num_threads(), RecallAttention(target)) {}
+      recalls_(pool.num_threads(), RecallAttention(target)),
+      factors_(pool.num_threads()) {}
 DecodeAttention::~DecodeAttention() = default;
 
-struct DecodeAttention::AllScratch {
-  std::vector<Scratch> parts;
-  std::vector<RecallScratch> recalls;  // one per thread, if there is recall
-  int64_t bytes = 0;
-};
-
 // As tasks are claimed in order, no more than num_threads + 1 units, or tokens of
-// several units each, hold scratch at a time.
-DecodeAttention::AllScratch DecodeAttention::CutScratch(const KvShape& shape, int64_t num_blocks,
-                                                        const RecallLimits& recall,
-                                                        std::byte* memory) const {
+// several units each, hold scratch at a time. Returns the bytes of `parts` and, one per
+// thread if there is recall, `recalls`.
+int64_t DecodeAttention::CutScratch(const KvShape& shape, int64_t num_blocks,
+                                    const RecallLimits& recall, std::byte* memory,
+                                    std::vector<Scratch>& parts,
+                                    std::vector<RecallScratch>& recalls) const {
   const int64_t padded = PaddedRow(shape.head_dim);
   ScratchCutter cutter(memory);
-  AllScratch all;
-  all.parts.resize((pool_.num_threads() + 1) * UnitsPerGroup(shape));
-  for (Scratch& part : all.parts) {
+  parts.resize((pool_.num_threads() + 1) * UnitsPerGroup(shape));
+  recalls.clear();
+  for (Scratch& part : parts) {
     part.queries = cutter.Take<float>(kMaxQueryRows * padded);
     part.weights = cutter.Take<float>(kMaxQueryRows * num_blocks * kSlotBlock);
     part.out = cutter.Take<float>(num_blocks * kMaxQueryRows * padded);
@@ -112,22 +109,23 @@ DecodeAttention::AllScratch DecodeAttention::CutScratch(const KvShape& shape, in
   }
   if (recall.any()) {
     for (int thread = 0; thread < pool_.num_threads(); ++thread) {
-      all.recalls.push_back(CutRecallScratch(shape, num_blocks, recall, cutter));
+      recalls.push_back(CutRecallScratch(shape, num_blocks, recall, cutter));
     }
   }
-  all.bytes = cutter.bytes();
-  return all;
+  return cutter.bytes();
 }
 
 int64_t DecodeAttention::ScratchBytes(const KvShape& shape, int64_t capacity,
                                       const RecallLimits& recall) const {
   const int64_t num_blocks = std::max<int64_t>(NumBlocks(capacity), 1);
-  return CutScratch(shape, num_blocks, recall, /*memory=*/nullptr).bytes;
+  std::vector<Scratch> parts;
+  std::vector<RecallScratch> recalls;
+  return CutScratch(shape, num_blocks, recall, /*memory=*/nullptr, parts, recalls);
 }
 
-std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& shape,
-                                                              const AttendParams& params) {
-  std::vector<Unit> units;
+void DecodeAttention::MakeUnits(const KvShape& shape, const AttendParams& params,
+                                std::vector<Unit>& units) {
+  units.clear();
   for (const AttendItem& item : params.items) {
     const int64_t num_rows = item.num_tokens * shape.group_size();
     // An item without slots still has outputs to write: one empty block.
@@ -156,28 +154,27 @@ std::vector<DecodeAttention::Unit> DecodeAttention::MakeUnits(const KvShape& sha
     leader.blocks_left = leader.num_blocks * leader.num_units;
     for (int i = 0; i < leader.num_units; ++i) units[first + i].leader = &leader;
   }
-  return units;
 }
 
 void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
   if (params.items.empty()) return;
-  std::vector<Unit> units = MakeUnits(shape, params);
+  MakeUnits(shape, params, units_);
   PrepareScratch(shape, params);
-  std::vector<Task> tasks;
-  for (Unit& unit : units) {
-    for (int64_t block = 0; block < unit.num_blocks; ++block) tasks.push_back({&unit, block});
+  tasks_.clear();
+  for (Unit& unit : units_) {
+    for (int64_t block = 0; block < unit.num_blocks; ++block) tasks_.push_back({&unit, block});
   }
-  pool_.Run(static_cast<int64_t>(tasks.size()), [&](int64_t index, int thread) {
-    auto [unit, block] = tasks[index];
+  pool_.Run(static_cast<int64_t>(tasks_.size()), [&](int64_t index, int thread) {
+    auto [unit, block] = tasks_[index];
     // What this thread probably does next, if all take equally long.
     const auto next = static_cast<size_t>(index + pool_.num_threads());
     StartBlock(shape, params, *unit);
-    AttendBlock(shape, params, tasks[index], next < tasks.size() ? &tasks[next] : nullptr);
+    AttendBlock(shape, params, tasks_[index], next < tasks_.size() ? &tasks_[next] : nullptr);
     if (!FinishBlock(*unit)) return;
     if (unit->item->recall == nullptr) {
-      FinishUnit(shape, params, *unit);
+      FinishUnit(shape, params, *unit, factors_[thread]);
     } else {
-      Recall(shape, params, *unit->leader, recalls_[thread]);
+      Recall(shape, params, *unit->leader, recalls_[thread], factors_[thread]);
     }
   });
 }
@@ -190,13 +187,13 @@ void DecodeAttention::PrepareScratch(const KvShape& shape, const AttendParams& p
     num_blocks = std::max(num_blocks, NumBlocks(item.layer.used));
     if (item.recall != nullptr) recall.Raise(LimitsOf(*item.recall));
   }
-  AllScratch scratch = CutScratch(shape, num_blocks, recall, params.scratch.device_address());
-  HW_CHECK(scratch.bytes <= params.scratch.size());
-  for (size_t thread = 0; thread < scratch.recalls.size(); ++thread) {
-    recalls_[thread].SetScratch(scratch.recalls[thread]);
-  }
   MutexLock lock(&mutex_);
-  free_ = std::move(scratch.parts);
+  const int64_t bytes = CutScratch(shape, num_blocks, recall, params.scratch.device_address(),
+                                   free_, recall_scratch_);
+  HW_CHECK(bytes <= params.scratch.size());
+  for (size_t thread = 0; thread < recall_scratch_.size(); ++thread) {
+    recalls_[thread].SetScratch(recall_scratch_[thread]);
+  }
 }
 
 // The first block of a unit takes scratch and prepares the queries.
@@ -264,53 +261,52 @@ void DecodeAttention::AttendBlock(const KvShape& shape, const AttendParams& para
   kernels_.attend_block(slots, scratch.rows, result);
 }
 
-// What turns the row's weights into probabilities, one factor per block; all 0
+// What turns the row's weights into probabilities: factors[block * kMaxQueryRows], all 0
 // when it sees no slot. Brings the blocks to a common maximum.
-std::vector<double> DecodeAttention::BlockFactors(std::span<const BlockResult> blocks, int row) {
+void DecodeAttention::BlockFactors(std::span<const BlockResult> blocks, int row, double* factors) {
   double maximum = kNoMaximum;
   for (const BlockResult& block : blocks) maximum = std::max<double>(maximum, block.maximum[row]);
-  std::vector<double> factors(blocks.size(), 0.0);
-  if (maximum == kNoMaximum) return factors;
+  if (maximum == kNoMaximum) return;
   double sum = 0;
   for (size_t block = 0; block < blocks.size(); ++block) {
-    factors[block] = std::exp(blocks[block].maximum[row] - maximum);
-    sum += factors[block] * blocks[block].sum[row];
+    double& factor = factors[block * kMaxQueryRows];
+    factor = std::exp(blocks[block].maximum[row] - maximum);
+    sum += factor * blocks[block].sum[row];
   }
-  for (double& factor : factors) factor /= sum;
-  return factors;
+  for (size_t block = 0; block < blocks.size(); ++block) factors[block * kMaxQueryRows] /= sum;
 }
 
-// The order is fixed, whoever computed which block. Returns the blocks' factors,
+// The order is fixed, whoever computed which block. `factors` becomes the blocks',
 // [block][kMaxQueryRows].
-std::vector<double> DecodeAttention::Merge(const KvShape& shape, const AttendParams& params,
-                                           Unit& unit, std::span<const BlockResult> blocks) {
-  std::vector<double> factors(blocks.size() * kMaxQueryRows, 0.0);  // [block][row]
-  std::vector<double> sums(shape.head_dim);
+void DecodeAttention::Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
+                            std::span<const BlockResult> blocks, std::vector<double>& factors) {
+  factors.assign(blocks.size() * kMaxQueryRows, 0.0);
+  double sums[kMaxKvHeadDim];
   for (int row = 0; row < unit.num_rows; ++row) {
-    const std::vector<double> of_row = BlockFactors(blocks, row);
-    std::fill(sums.begin(), sums.end(), 0.0);
+    BlockFactors(blocks, row, factors.data() + row);
+    std::fill_n(sums, shape.head_dim, 0.0);
     for (size_t block = 0; block < blocks.size(); ++block) {
-      factors[block * kMaxQueryRows + row] = of_row[block];
-      if (of_row[block] == 0) continue;  // nothing was computed where nothing is seen
-      kernels_.add_scaled(blocks[block].out + row * PaddedRow(shape.head_dim), of_row[block],
-                          shape.head_dim, sums.data());
+      const double factor = factors[block * kMaxQueryRows + row];
+      if (factor == 0) continue;  // nothing was computed where nothing is seen
+      kernels_.add_scaled(blocks[block].out + row * PaddedRow(shape.head_dim), factor,
+                          shape.head_dim, sums);
     }
     float* out = params.out.device_address() + unit.OffsetOf(shape, row);
     for (int i = 0; i < shape.head_dim; ++i) out[i] = static_cast<float>(sums[i]);
   }
-  return factors;
 }
 
-void DecodeAttention::FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit) {
-  const std::vector<double> factors =
-      Merge(shape, params, unit, {unit.scratch->results, static_cast<size_t>(unit.num_blocks)});
+void DecodeAttention::FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit,
+                                 std::vector<double>& factors) {
+  Merge(shape, params, unit, {unit.scratch->results, static_cast<size_t>(unit.num_blocks)},
+        factors);
   if (unit.item->accumulate_gains) AddGains(unit, factors);
   Release(unit);
 }
 
 // After the slots' blocks: the picks', then all are merged.
 void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, Unit& leader,
-                             RecallAttention& recall) {
+                             RecallAttention& recall, std::vector<double>& factors) {
   const std::span<Unit> units(&leader, leader.num_units);
   std::vector<RecallPart> parts;
   int64_t num_rows = 0;
@@ -329,7 +325,7 @@ void DecodeAttention::Recall(const KvShape& shape, const AttendParams& params, U
   recall.ReportMissing(work);
   for (int part = 0; part < leader.num_units; ++part) {
     Unit& unit = units[part];
-    const std::vector<double> factors = Merge(shape, params, unit, recall.Blocks(part));
+    Merge(shape, params, unit, recall.Blocks(part), factors);
     if (unit.item->accumulate_gains) AddGains(unit, factors);
     MutexLock lock(&gains_mutex_);
     recall.AddGains(work, part, factors);

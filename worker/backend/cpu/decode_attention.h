@@ -32,32 +32,39 @@ class DecodeAttention {
   struct Unit;
   struct Task;
 
-  struct AllScratch;
-  AllScratch CutScratch(const KvShape& shape, int64_t num_blocks, const RecallLimits& recall,
-                        std::byte* memory) const;
-  static std::vector<Unit> MakeUnits(const KvShape& shape, const AttendParams& params);
+  int64_t CutScratch(const KvShape& shape, int64_t num_blocks, const RecallLimits& recall,
+                     std::byte* memory, std::vector<Scratch>& parts,
+                     std::vector<RecallScratch>& recalls) const;
+  static void MakeUnits(const KvShape& shape, const AttendParams& params, std::vector<Unit>& units);
   void PrepareScratch(const KvShape& shape, const AttendParams& params);
   static const std::byte* FirstKey(const KvShape& shape, const Task& task);
   // `next` null: none. Its first keys are fetched.
   void AttendBlock(const KvShape& shape, const AttendParams& params, const Task& task,
                    const Task* next);
-  static std::vector<double> BlockFactors(std::span<const BlockResult> blocks, int row);
-  std::vector<double> Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
-                            std::span<const BlockResult> blocks);
+  static void BlockFactors(std::span<const BlockResult> blocks, int row, double* factors);
+  void Merge(const KvShape& shape, const AttendParams& params, Unit& unit,
+             std::span<const BlockResult> blocks, std::vector<double>& factors);
   void AddGains(const Unit& unit, const std::vector<double>& factors);
-  void FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit);
+  void FinishUnit(const KvShape& shape, const AttendParams& params, Unit& unit,
+                  std::vector<double>& factors);
   void Recall(const KvShape& shape, const AttendParams& params, Unit& leader,
-              RecallAttention& recall);
+              RecallAttention& recall, std::vector<double>& factors);
   void StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit);
   bool FinishBlock(Unit& unit);
   void Release(Unit& unit);
 
   const DecodeKernels& kernels_;
   ThreadPool& pool_;
+  // Of one call; members, so that a step allocates nothing: where the caches are cold, that
+  // took several percent of a short context's time.
+  std::vector<Unit> units_;
+  std::vector<Task> tasks_;
+  std::vector<RecallScratch> recall_scratch_;
   Mutex mutex_;
   std::vector<Scratch> free_ ABSL_GUARDED_BY(mutex_);
   Mutex gains_mutex_;
-  std::vector<RecallAttention> recalls_;  // one per thread
+  std::vector<RecallAttention> recalls_;      // one per thread
+  std::vector<std::vector<double>> factors_;  // one per thread
 };
 
 }  // namespace heavywater

@@ -34,28 +34,34 @@ constexpr int kRowBlock = 4;
 constexpr int kRuns = 4;
 constexpr int kRun = 16;
 constexpr int kChunk = kRuns * kRun;
+// Of a run: within it, the same distances ahead hold.
+constexpr int kQuarter = kRun / kRuns;
 // The slot, counted from the chunk's first, that is visited after `before` others.
 HWY_INLINE constexpr int VisitedAt(int before) { return before % kRuns * kRun + before / kRuns; }
 
 // Bytes from a chunk's rows to the same rows of the chunk whose turn follows, of the next one
-// to be fetched into L2, and of the one after that. 0: none.
+// to be fetched into L2, and of the one after that. 0: none. Two turns in a row may share the
+// fetches of one: each fetches the rows of even or of odd index.
+enum class FetchedRows { kAll, kEven, kOdd };
 struct Ahead {
   ptrdiff_t follows = 0;
   ptrdiff_t next = 0;
   ptrdiff_t after = 0;
+  FetchedRows rows = FetchedRows::kAll;
 };
 
 // Bytes from row `row` of run `run` to the row that is fetched at its turn. Runs are fetched
 // a quarter of a run apart: each is a 4 KiB page, and were all to begin a page at once,
 // memory would wait for the hardware to notice them.
 HWY_INLINE ptrdiff_t AheadOf(const Ahead& ahead, int run, int row, int64_t row_bytes) {
-  const int lead = run * (kRun / kRuns);
+  if (ahead.rows == (row % 2 == 0 ? FetchedRows::kOdd : FetchedRows::kEven)) return 0;
+  const int lead = run * kQuarter;
   return row + lead < kRun ? ahead.next + lead * row_bytes
                            : ahead.after + (lead - kRun) * row_bytes;
 }
 
 // Rows before its turn a row of a run comes from L2 into L1.
-constexpr int kRowsAhead = 4;
+constexpr int kRowsAhead = kQuarter;
 HWY_INLINE ptrdiff_t NearOf(const Ahead& ahead, int row, int64_t row_bytes) {
   return row + kRowsAhead < kRun ? kRowsAhead * row_bytes
                                  : ahead.follows + (kRowsAhead - kRun) * row_bytes;

@@ -110,7 +110,8 @@ double ExpAndSum(float maximum, int count, float* weights, Fetches& fetches) {
 }
 
 // What the pass over a block fetches ahead of each of its chunks. While weights are
-// computed there is time for one more chunk of V than the passes have.
+// computed there is time for one more chunk of V than the passes have; so the last two turns
+// share what one fetches, and memory is idle in neither.
 template <typename T>
 class Schedule {
  public:
@@ -124,8 +125,11 @@ class Schedule {
   Ahead AfterKeys(int chunk) const { return From(chunk, chunk + 1); }
   Ahead AfterValues(int chunk) const {
     const int place = num_chunks_ + chunk;
-    return chunk + 1 < num_chunks_ ? From(place, place + 2)
-                                   : Ahead{.follows = Distance(place, place + 1)};
+    const bool last = chunk + 1 == num_chunks_;
+    Ahead ahead = From(place, last ? place + 1 : place + 2);
+    if (num_chunks_ > 1 && last) ahead.rows = FetchedRows::kOdd;
+    if (chunk + 2 == num_chunks_) ahead.rows = FetchedRows::kEven;
+    return ahead;
   }
   Fetches WhileWeighing() const {
     const int place = num_chunks_ - 1;

@@ -105,39 +105,42 @@ HWY_INLINE void DotFourKeys(const T* const (&keys)[kKeysAtOnce], ptrdiff_t near,
   for (int r = 0; r < kRows; ++r) sums[r] = SumWithinBlocks(all[r]);
 }
 
-// sums[r][i]: row r's product with slot `first` + i, in the order of visits where the
-// chunk is whole, else as they lie.
+// Of four keys each, to a vector of sums.
+constexpr int kParts = kLanes / kKeysAtOnce;
+
+// sums[r][i]: row r's product with slot `first` + i of a whole chunk, in the order of visits.
 template <int kRows, typename T>
-HWY_NOINLINE void ChunkSums(const SlotBlock& block, const Ahead& ahead, const float* queries,
-                            int first, float (&sums)[kRows][kChunk]) {
-  const int64_t stride = PaddedRow(block.head_dim);
-  const int64_t row_bytes = block.head_dim * int64_t{sizeof(T)};
-  const bool whole = first + kChunk <= block.count;
-  const int end = HWY_MIN(block.count - first, kChunk);
+HWY_INLINE void WholeChunkSums(const SlotBlock& block, const Ahead& ahead, const float* queries,
+                               int first, float (&sums)[kRows][kChunk]) {
+  const int64_t row_stride = block.head_dim;
+  const int64_t row_bytes = row_stride * int64_t{sizeof(T)};
+  const T* row = static_cast<const T*>(block.keys) + first * row_stride;
   static_assert(kKeysAtOnce == kRuns);  // one of each run at once
-  for (int visit = 0; visit < end; visit += kLanes) {
-    VF parts[kRows][kLanes / kKeysAtOnce];
-    for (int part = 0; part < kLanes / kKeysAtOnce; ++part) {
-      const int row = visit / kRuns + part;
-      const T* keys[kKeysAtOnce];
-      ptrdiff_t ahead_of[kKeysAtOnce];
-      for (int k = 0; k < kKeysAtOnce; ++k) {
-        const int at = visit + part * kKeysAtOnce + k;
-        ahead_of[k] = AheadOf(ahead, k, row, row_bytes);
-        // Past the end: any row that exists; masked later.
-        const int slot = whole ? VisitedAt(at) : HWY_MIN(at, end - 1);
-        keys[k] = static_cast<const T*>(block.keys) + int64_t{first + slot} * block.head_dim;
+  static_assert(kQuarter % kParts == 0);
+  for (int quarter = 0; quarter < kRun; quarter += kQuarter) {
+    const ptrdiff_t near = NearOf(ahead, quarter, row_bytes);
+    ptrdiff_t far[kRuns];
+    for (int run = 0; run < kRuns; ++run) far[run] = AheadOf(ahead, run, quarter, row_bytes);
+    for (int at = quarter; at < quarter + kQuarter; at += kParts) {
+      VF parts[kRows][kParts];
+      for (int part = 0; part < kParts; ++part, row += row_stride) {
+        const T* const keys[kKeysAtOnce] = {
+            row, row + kRun * row_stride, row + 2 * kRun * row_stride, row + 3 * kRun * row_stride};
+        VF of_keys[kRows];
+        DotFourKeys<kRows, T>(keys, near, far, queries, PaddedRow(block.head_dim), block.head_dim,
+                              of_keys);
+        for (int r = 0; r < kRows; ++r) parts[r][part] = of_keys[r];
       }
-      VF of_keys[kRows];
-      DotFourKeys<kRows, T>(keys, NearOf(ahead, row, row_bytes), ahead_of, queries, stride,
-                            block.head_dim, of_keys);
-      for (int r = 0; r < kRows; ++r) parts[r][part] = of_keys[r];
-    }
-    for (int r = 0; r < kRows; ++r) {
-      hn::Store(SumAcrossBlocks(parts[r]), kFloats, sums[r] + visit);
+      for (int r = 0; r < kRows; ++r) {
+        hn::Store(SumAcrossBlocks(parts[r]), kFloats, sums[r] + at * kRuns);
+      }
     }
   }
-  if (!whole) return;
+}
+
+// Visits to slots as they lie.
+template <int kRows>
+HWY_INLINE void SlotsOfVisits(float (&sums)[kRows][kChunk]) {
   static_assert(kRuns == 4);
   for (auto& row : sums) {
     VF runs[kRun / kLanes][kRuns];
@@ -151,6 +154,46 @@ HWY_NOINLINE void ChunkSums(const SlotBlock& block, const Ahead& ahead, const fl
       }
     }
   }
+}
+
+// As WholeChunkSums() of a chunk that ends early; the slots as they lie.
+template <int kRows, typename T>
+HWY_INLINE void PartialChunkSums(const SlotBlock& block, const Ahead& ahead, const float* queries,
+                                 int first, float (&sums)[kRows][kChunk]) {
+  const int64_t row_bytes = block.head_dim * int64_t{sizeof(T)};
+  const int end = block.count - first;
+  for (int visit = 0; visit < end; visit += kLanes) {
+    VF parts[kRows][kParts];
+    for (int part = 0; part < kParts; ++part) {
+      const int row = visit / kRuns + part;
+      const T* keys[kKeysAtOnce];
+      ptrdiff_t far[kKeysAtOnce];
+      for (int k = 0; k < kKeysAtOnce; ++k) {
+        far[k] = AheadOf(ahead, k, row, row_bytes);
+        // Past the end: any row that exists; masked later.
+        const int slot = HWY_MIN(visit + part * kKeysAtOnce + k, end - 1);
+        keys[k] = static_cast<const T*>(block.keys) + int64_t{first + slot} * block.head_dim;
+      }
+      VF of_keys[kRows];
+      DotFourKeys<kRows, T>(keys, NearOf(ahead, row, row_bytes), far, queries,
+                            PaddedRow(block.head_dim), block.head_dim, of_keys);
+      for (int r = 0; r < kRows; ++r) parts[r][part] = of_keys[r];
+    }
+    for (int r = 0; r < kRows; ++r) {
+      hn::Store(SumAcrossBlocks(parts[r]), kFloats, sums[r] + visit);
+    }
+  }
+}
+
+// sums[r][i]: row r's product with slot `first` + i.
+template <int kRows, typename T>
+HWY_NOINLINE void ChunkSums(const SlotBlock& block, const Ahead& ahead, const float* queries,
+                            int first, float (&sums)[kRows][kChunk]) {
+  if (first + kChunk > block.count) {
+    return PartialChunkSums<kRows, T>(block, ahead, queries, first, sums);
+  }
+  WholeChunkSums<kRows, T>(block, ahead, queries, first, sums);
+  SlotsOfVisits(sums);
 }
 
 // -infinity to the sums of slots that a row does not see.

@@ -49,10 +49,17 @@ HWY_INLINE const Visits& VisitsOf(const SlotBlock& block, int first, Position la
   return workspace;
 }
 
+// A row's vectors are taken in passes over the chunk; those that share a line divide its
+// fetches. A single vector fetches nothing.
+template <int kVectors, typename T>
+inline constexpr int kPassesOfLine = kVectors == 1 ? 1
+                                                   : HWY_MAX(64 / int{sizeof(T)} / (2 * kLanes), 1);
+
 // out[r][0 .. kVectors * kLanes) += sum over slots of weights[r][slot] * value; several
-// vectors in LoadKvPair()'s order. `ahead`: what is fetched meanwhile.
-template <int kRows, int kVectors, bool kHalf, typename T>
-HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, int column, const Ahead& ahead,
+// vectors in LoadKvPair()'s order. `ahead`: what is fetched meanwhile; kPass: which pass over
+// its lines this is.
+template <int kRows, int kVectors, bool kHalf, int kPass, typename T>
+HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, const Ahead& ahead,
                             const Visits& visits, const float* weights, int64_t weights_stride,
                             float* out, int64_t out_stride) {
   VF acc[kRows][kVectors];
@@ -62,13 +69,12 @@ HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, int column, c
     }
   }
   const int64_t row_bytes = value_stride * int64_t{sizeof(T)};
-  const auto add = [&](int turn, int row, const T* from, const float* of_slot) HWY_ATTR {
+  const auto add = [&](int row, ptrdiff_t near, ptrdiff_t far, const T* from,
+                       const float* of_slot) HWY_ATTR {
     VF value[kVectors];
     if constexpr (kVectors % 2 == 0) {
       for (int c = 0; c < kVectors; c += 2) {
-        FetchAhead<2 * kLanes>(from + c * kLanes, column + c * kLanes, turn,
-                               NearOf(ahead, row, row_bytes),
-                               AheadOf(ahead, turn % kRuns, row, row_bytes));
+        FetchAhead<2 * kLanes>(from + c * kLanes, kPass * 2 * kLanes, row, near, far);
         LoadKvPair(kFloats, from + c * kLanes, value[c], value[c + 1]);
       }
     } else {
@@ -81,14 +87,30 @@ HWY_NOINLINE void AddValues(const T* values, int64_t value_stride, int column, c
     }
   };
   if (visits.count == kChunk) {
-    for (int i = 0; i < kRun; ++i, values += value_stride, ++weights) {
+    for (int first = 0; first < kRun; first += kQuarter) {
+      const ptrdiff_t near = NearOf(ahead, first, row_bytes);
+      ptrdiff_t far[2][kRuns];  // of rows of even and of odd index
       for (int run = 0; run < kRuns; ++run) {
-        add(run, i, values + run * kRun * value_stride, weights + run * kRun);
+        for (int odd = 0; odd < 2; ++odd)
+          far[odd][run] = AheadOf(ahead, run, first + odd, row_bytes);
+      }
+      for (int row = first; row < first + kQuarter; ++row) {
+        const T* from = values + row * value_stride;
+        const float* of_slot = weights + row;
+        // Unrolled, the compiler keeps sums in memory.
+#pragma GCC unroll 1
+        for (int run = 0; run < kRuns; ++run) {
+          add(row, near, far[row % 2][run], from, of_slot);
+          from += kRun * value_stride;
+          of_slot += kRun;
+        }
       }
     }
   } else {
     for (int i = 0; i < visits.count; ++i) {
-      add(i, i / kRuns, values + visits.slots[i] * value_stride, weights + visits.slots[i]);
+      const int row = i / kRuns;
+      add(row, NearOf(ahead, row, row_bytes), AheadOf(ahead, i % kRuns, row, row_bytes),
+          values + visits.slots[i] * value_stride, weights + visits.slots[i]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
@@ -110,9 +132,17 @@ void AddChunk(const SlotBlock& block, const Ahead& ahead, int first, const Visit
     const float* weights = result.weights + first_row * result.weights_stride + first;
     float* out = result.out + first_row * out_stride;
     const auto add = [&](auto vectors, auto half, int column) HWY_ATTR {
-      AddValues<rows(), vectors(), half()>(values + column * kLanes, stride, column * kLanes, ahead,
-                                           visits, weights, result.weights_stride,
-                                           out + column * kLanes, out_stride);
+      constexpr int kPasses = kPassesOfLine<vectors(), T>;
+      const auto in_pass = [&](auto pass) HWY_ATTR {
+        AddValues<rows(), vectors(), half(), pass()>(values + column * kLanes, stride, ahead,
+                                                     visits, weights, result.weights_stride,
+                                                     out + column * kLanes, out_stride);
+      };
+      static_assert(kPasses <= 2);
+      if (kPasses == 1 || column / vectors() % kPasses == 0) {
+        return in_pass(std::integral_constant<int, 0>());
+      }
+      in_pass(std::integral_constant<int, kPasses - 1>());
     };
     int column = 0;
     for (; column + kValueVectors <= whole; column += kValueVectors) {

@@ -47,7 +47,16 @@ HWY_INLINE void AddFixedPointGains(const float* weights, int64_t stride, const d
   const hn::RebindToSigned<decltype(d64)> di64;
   constexpr int64_t kLanes = hn::MaxLanes(d64);
   int64_t i = 0;
+  // Both have left the caches while a long context was read, and the hardware sees each row
+  // for too short a while to fetch ahead.
+  constexpr int64_t kAhead = 128;
   for (; i + kLanes <= count; i += kLanes) {
+    __builtin_prefetch(gains + i + kAhead, /*rw=*/1, /*locality=*/3);
+    if (i % 16 == 0) {
+      for (int row = 0; row < num_rows; ++row) {
+        __builtin_prefetch(weights + row * stride + i + kAhead, /*rw=*/0, /*locality=*/3);
+      }
+    }
     const auto sum = FixedPointSum(d64, weights + i, stride, factors, num_rows);
     hn::StoreU(hn::Add(hn::LoadU(di64, gains + i), sum), di64, gains + i);
   }
