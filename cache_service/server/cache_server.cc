@@ -33,6 +33,12 @@
 namespace heavywater {
 namespace {
 
+void LogTierChange(const char* tier, const absl::Status& status) {
+  if (status.ok()) return LogInfo("tier takes pages again", {{"tier", tier}});
+  LogWarn("tier refuses pages: they stay, or go to the next one",
+          {{"tier", tier}, {"error", status.ToString()}});
+}
+
 // For one tier below the host's: each holds a chunk of memory.
 constexpr size_t kMaxReadsWaiting = 256;
 
@@ -64,10 +70,12 @@ struct CacheServer::Parts {
         std::vector<std::unique_ptr<LowerTier>> below, Clock& clock)
       : state(std::move(durable.store)),
         tier_threads(below.size()),
-        store(
-            std::make_unique<HostPageStore>(std::move(durable.slab), state.get()), std::move(below),
-            {.high_percent = config.tier_high_percent(), .low_percent = config.tier_low_percent()},
-            clock),
+        store(std::make_unique<HostPageStore>(std::move(durable.slab), state.get()),
+              std::move(below),
+              {.high_percent = config.tier_high_percent(),
+               .low_percent = config.tier_low_percent(),
+               .on_change = LogTierChange},
+              clock),
         registry(MakeRegistryOptions(config, clock.Now()), store, clock, state.get()),
         blob_store(store,
                    {.max_bytes = config.blob_bytes(), .first_sequence = FirstNumber(clock.Now())}),

@@ -4,8 +4,11 @@
 #include <rocksdb/options.h>
 #include <rocksdb/write_batch.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -43,6 +46,28 @@ absl::Status FromRocksDb(const rocksdb::Status& status) {
   if (status.IsCorruption() || status.IsPathNotFound()) return absl::DataLossError(text);
   if (status.IsNoSpace()) return absl::ResourceExhaustedError(text);
   return absl::UnavailableError(text);
+}
+
+// A RocksDB whose file system is full can end the process: Debian builds it with assertions,
+// and one of them does not expect a log that cannot be written. So the tier leaves a margin,
+// beyond what memory not yet written will take.
+absl::Status CheckFreeSpace(const DiskTierOptions& options, int64_t bytes) {
+  const rocksdb::Options database = DiskTierDatabaseOptions(options.total_bytes);
+  const int64_t margin =
+      static_cast<int64_t>(database.write_buffer_size) * (database.max_write_buffer_number + 1) +
+      static_cast<int64_t>(database.max_log_file_size) * 2;
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(options.path, error);
+  if (error) {
+    return absl::UnavailableError(
+        absl::StrCat("disk_path \"", options.path, "\": ", error.message()));
+  }
+  const auto available = static_cast<int64_t>(
+      std::min<uintmax_t>(space.available, std::numeric_limits<int64_t>::max()));
+  if (available >= bytes + margin) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("disk tier: the file system of disk_path \"", options.path, "\" has ", available,
+                   " bytes left, want ", bytes, " for the pages and ", margin, " to spare"));
 }
 
 rocksdb::Slice SliceOf(std::span<const std::byte> bytes) {
@@ -84,6 +109,7 @@ class DiskTier final : public LowerTier {
  public:
   DiskTier(std::unique_ptr<rocksdb::DB> db, const DiskTierOptions& options)
       : db_(std::move(db)),
+        options_(options),
         write_options_(WriteOptionsOf(options)),
         book_(kName, options.total_bytes) {}
 
@@ -94,6 +120,10 @@ class DiskTier final : public LowerTier {
     std::vector<PageKey> added;
     size_t batch_bytes = 0;
     for (const PageCopy& page : pages) batch_bytes += page.bytes.size() + kRecordBytes;
+    if (const absl::Status space = CheckFreeSpace(options_, static_cast<int64_t>(batch_bytes));
+        !space.ok()) {
+      return std::vector<absl::Status>(pages.size(), space);
+    }
     rocksdb::WriteBatch batch(batch_bytes);  // grown, it would be copied again and again
     for (const PageCopy& page : pages) {
       const auto room = book_.Add(page.key, static_cast<int64_t>(page.bytes.size()));
@@ -185,6 +215,7 @@ class DiskTier final : public LowerTier {
   }
 
   const std::unique_ptr<rocksdb::DB> db_;
+  const DiskTierOptions options_;
   const rocksdb::WriteOptions write_options_;
   PageBook book_;
 };

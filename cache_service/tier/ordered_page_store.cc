@@ -139,14 +139,23 @@ PageStoreStats OrderedPageStore::Stats() const {
   return stats;
 }
 
-bool OrderedPageStore::IsResting(int tier) {
+int OrderedPageStore::TargetBelow(int from) {
   MutexLock lock(&mutex_);
-  return clock_.Now() < below_[tier - 1].rests_until;
+  for (int tier = from + 1; tier < num_tiers(); ++tier) {
+    if (clock_.Now() >= below_[tier - 1].rests_until) return tier;
+  }
+  return kHostTier;
 }
 
-void OrderedPageStore::Rest(int tier) {
-  MutexLock lock(&mutex_);
-  below_[tier - 1].rests_until = clock_.Now() + options_.rest;
+void OrderedPageStore::Note(int tier, const absl::Status& stored) {
+  {
+    MutexLock lock(&mutex_);
+    Below& below = below_[tier - 1];
+    if (!stored.ok()) below.rests_until = clock_.Now() + options_.rest;
+    if (below.refuses == !stored.ok()) return;
+    below.refuses = !stored.ok();
+  }
+  if (options_.on_change) options_.on_change(TierAt(tier).name(), stored);
 }
 
 void OrderedPageStore::CountFailure(int tier, const absl::Status& status) {

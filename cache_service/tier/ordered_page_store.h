@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -26,8 +27,12 @@ struct OrderedStoreOptions {
   int low_percent = 75;
   // One piece of work, and the memory that it takes: a page at least.
   int64_t max_move_bytes = 4 << 20;
-  // A tier that has refused a page is left alone for so long.
+  // A tier that has refused a page is left alone for so long; what would have gone there
+  // goes to the next one below.
   absl::Duration rest = absl::Seconds(1);
+  // Told, with no lock held, when a tier begins to refuse pages (why), and when it takes
+  // them again (OK). Null: nobody.
+  std::function<void(const char* tier, const absl::Status& status)> on_change;
 };
 
 // Thread safe. Only pages of sequences that all ranks have stopped writing leave the
@@ -95,6 +100,7 @@ class OrderedPageStore final : public PageStore {
     TierStats counters;  // bytes and pages are the tier's own
     absl::Time rests_until = absl::InfinitePast();
     bool draining = false;            // above the high watermark, and not yet at the low one
+    bool refuses = false;             // since on_change was told
     std::deque<SequenceId> to_erase;  // ended sequences; bounded by what the tier holds
   };
   // A batch on its way.
@@ -111,18 +117,21 @@ class OrderedPageStore final : public PageStore {
 
   // Bytes that have left the tier for the next one: a batch of one sequence.
   int64_t MoveDown(int from);
-  int64_t MoveBatch(int from, const Batch& batch);
+  int64_t MoveBatch(int from, int to, const Batch& batch);
   Batch CopyBatch(int from, const std::vector<PagePlace>& places);
   absl::Status CopyPage(const PagePlace& place, std::span<std::byte> bytes);
-  int64_t FinishMoves(int from, const Batch& batch, const std::vector<absl::Status>& stored);
+  int64_t FinishMoves(int from, int to, const Batch& batch,
+                      const std::vector<absl::Status>& stored);
+  // The next one below that is not left alone; 0: none.
+  int TargetBelow(int from);
   bool IsAboveWatermark(int tier);
   bool EraseEnded(int tier);
   void EraseLater(int tier, SequenceId sequence);
   absl::Status ReadBelow(const PagePlace& place, const RowRange& rows, std::span<std::byte> bytes);
   void Promote(const PagePlace& place, std::span<const std::byte> page);
 
-  bool IsResting(int tier);
-  void Rest(int tier);
+  // What the tier said to pages: its first refusal, or OK.
+  void Note(int tier, const absl::Status& stored);
   void CountFailure(int tier, const absl::Status& status);
 
   const std::unique_ptr<HostPageStore> host_;

@@ -31,21 +31,24 @@ bool OrderedPageStore::IsAboveWatermark(int tier) {
 }
 
 int64_t OrderedPageStore::MoveDown(int from) {
-  if (from + 1 >= num_tiers() || IsResting(from + 1)) return 0;
   MutexLock lock(&move_mutexes_[from]);
-  while (true) {
+  int to = TargetBelow(from);
+  while (to != kHostTier) {
     const HostPageStore::Moves moves = host_->BeginMoves(from, options_.max_move_bytes);
     if (moves.pages.empty()) return moves.freed_bytes;
     const Batch batch = CopyBatch(from, moves.pages);
-    const int64_t freed = moves.freed_bytes + MoveBatch(from, batch);
-    // Pages that are damaged where they lie do not come again: others may move.
-    if (freed > 0 || batch.damaged == 0) return freed;
+    const int64_t freed = moves.freed_bytes + MoveBatch(from, to, batch);
+    // Pages that are damaged where they lie do not come again: others may move. Where a
+    // tier has refused them, the next one is asked.
+    const int next = TargetBelow(from);
+    if (freed > 0 || (batch.damaged == 0 && next == to)) return freed;
+    to = next;
   }
+  return 0;
 }
 
-int64_t OrderedPageStore::MoveBatch(int from, const Batch& batch) {
+int64_t OrderedPageStore::MoveBatch(int from, int to, const Batch& batch) {
   if (batch.places.empty()) return 0;
-  const int to = from + 1;
   {
     MutexLock lock(&mutex_);
     lowered_.insert(batch.places.front().key.sequence);
@@ -54,7 +57,7 @@ int64_t OrderedPageStore::MoveBatch(int from, const Batch& batch) {
       StoredBytes(batch.places.front().page_bytes) * static_cast<int64_t>(batch.places.size());
   while (TierAt(to).Stats().free_bytes < need && MoveDown(to) > 0) {
   }
-  return FinishMoves(from, batch, TierAt(to).Put(batch.copies));
+  return FinishMoves(from, to, batch, TierAt(to).Put(batch.copies));
 }
 
 absl::Status OrderedPageStore::CopyPage(const PagePlace& place, std::span<std::byte> bytes) {
@@ -91,18 +94,17 @@ OrderedPageStore::Batch OrderedPageStore::CopyBatch(int from,
   return batch;
 }
 
-int64_t OrderedPageStore::FinishMoves(int from, const Batch& batch,
+int64_t OrderedPageStore::FinishMoves(int from, int to, const Batch& batch,
                                       const std::vector<absl::Status>& stored) {
-  const int to = from + 1;
   int64_t moved = 0;
-  bool refused = false;
+  absl::Status refused;
   std::vector<PageKey> left;      // copies in the tier that they have left
   std::vector<PageKey> unwanted;  // copies in the tier to which they did not move after all
   for (size_t i = 0; i < batch.places.size(); ++i) {
     const PagePlace& place = batch.places[i];
     if (!stored[i].ok()) {
       CountFailure(to, stored[i]);
-      refused = true;
+      refused.Update(stored[i]);
       continue;
     }
     switch (host_->Relocate(place, to)) {
@@ -117,7 +119,7 @@ int64_t OrderedPageStore::FinishMoves(int from, const Batch& batch,
         EraseLater(to, place.key.sequence);
     }
   }
-  if (refused) Rest(to);
+  Note(to, refused);
   if (from != kHostTier && !left.empty()) {
     const absl::Status erased = TierAt(from).Erase(left);
     if (!erased.ok()) CountFailure(from, erased);

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <rocksdb/db.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "cache_service/base/crc32c.h"
 #include "tests/cache_service/tier/lower_tier_conformance.h"
 
 namespace heavywater {
@@ -294,6 +296,54 @@ TEST_F(DiskTierTest, AMediumThatTakesNoMoreRefusesPagesAndKeepsWhatItHas) {
   for (int64_t page = 0; page < stored; ++page) {
     EXPECT_EQ(*Get(TestKey(2, page)), TestPage(TestKey(2, page), kPageBytes));
   }
+}
+
+// A small file system in memory at a folder; `mounted` is false where that is not allowed.
+class SmallFileSystem {
+ public:
+  SmallFileSystem(const std::string& path, const char* size) : path_(path) {
+    std::filesystem::create_directories(path);
+    mounted = mount("tmpfs", path.c_str(), "tmpfs", 0, absl::StrCat("size=", size).c_str()) == 0;
+  }
+  ~SmallFileSystem() {
+    if (mounted) umount2(path_.c_str(), MNT_DETACH);
+  }
+  bool mounted = false;
+
+ private:
+  const std::string path_;
+};
+
+TEST(FullFileSystemTest, PagesAreRefusedBeforeItIsFullAndWhatIsThereStaysReadable) {
+  const std::string path = ::testing::TempDir() + "/full_file_system_" + std::to_string(getpid());
+  const SmallFileSystem files(path, "128m");
+  if (!files.mounted) GTEST_SKIP() << "mounting a file system is not allowed here";
+  const std::string filler = path + "/filler";
+  {
+    const auto tier = *OpenDiskTier({.path = path + "/tier", .total_bytes = 512 << 20});
+    const std::vector<std::byte> bytes(1 << 20, std::byte{7});
+    absl::Status refused;
+    int64_t stored = 0;
+    while (refused.ok() && stored < 1000) {
+      const PageCopy page{.key = TestKey(1, stored), .bytes = bytes, .crc32c = Crc32c(bytes)};
+      refused = tier->Put({&page, 1})[0];
+      if (refused.ok()) ++stored;
+    }
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+    EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("disk_path"));
+    EXPECT_GT(stored, 0);
+    EXPECT_EQ(tier->Stats().pages, stored);
+    // Somebody else takes what is left.
+    std::ofstream(filler) << std::string(128 << 20, 'x');
+    const PageCopy page{.key = TestKey(2, 0), .bytes = bytes, .crc32c = Crc32c(bytes)};
+    EXPECT_EQ(tier->Put({&page, 1})[0].code(), absl::StatusCode::kResourceExhausted);
+    std::vector<std::byte> read(bytes.size());
+    EXPECT_TRUE(tier->Get(TestKey(1, 0), read).ok());
+    EXPECT_EQ(read, bytes);
+    std::filesystem::remove(filler);
+    EXPECT_TRUE(tier->EraseSequence(1).ok());
+  }
+  std::filesystem::remove_all(path + "/tier");
 }
 
 }  // namespace

@@ -118,6 +118,7 @@ TEST_F(OrderedPageStoreTest, ARefusedPageStaysWhereItWasAndIsCountedAndTriedAgai
   WriteAndFinish(1, 32);
   WriteAndFinish(2, 32);
   disk_->LimitPuts(3);
+  remote_->SetReachable(false);
   TurnUntilIdle();
   EXPECT_EQ(store_->HostBytes(1), 5 * kTestPageBytes) << "three of four went";
   EXPECT_EQ(Disk().pages, 3);
@@ -131,6 +132,44 @@ TEST_F(OrderedPageStoreTest, ARefusedPageStaysWhereItWasAndIsCountedAndTriedAgai
   EXPECT_LE(store_->Stats().used_bytes, 10 * kTestPageBytes);
   ExpectAllRows(1, 32);
   ExpectAllRows(2, 32);
+}
+
+TEST_F(OrderedPageStoreTest, WhatATierRefusesGoesToTheNextOne) {
+  Make(20);
+  disk_->SetReachable(false);
+  WriteAndFinish(1, 32);
+  WriteAndFinish(2, 32);
+  TurnUntilIdle();
+  EXPECT_EQ(Disk().pages, 0);
+  EXPECT_GT(Disk().failures.unavailable, 0);
+  EXPECT_GT(Remote().moved_in, 0);
+  EXPECT_LE(store_->Stats().used_bytes, 10 * kTestPageBytes) << "the slab has room";
+  ExpectAllRows(1, 32);
+  ExpectAllRows(2, 32);
+  disk_->SetReachable(true);
+  clock_.Advance(absl::Seconds(2));
+  WriteAndFinish(3, 32);
+  TurnUntilIdle();
+  EXPECT_GT(Disk().moved_in, 0) << "it is asked again";
+  ExpectAllRows(3, 32);
+  ExpectBalanced();
+}
+
+TEST_F(OrderedPageStoreTest, ATierThatBeginsAndCeasesToRefuseIsToldOnce) {
+  Make(20);
+  remote_->SetReachable(false);
+  disk_->SetReachable(false);
+  WriteAndFinish(1, 32);
+  WriteAndFinish(2, 32);
+  for (int i = 0; i < 3; ++i) {
+    TurnUntilIdle();
+    clock_.Advance(absl::Seconds(2));
+  }
+  EXPECT_THAT(changes_, ::testing::ElementsAre("disk UNAVAILABLE", "remote UNAVAILABLE"));
+  disk_->SetReachable(true);
+  TurnUntilIdle();
+  EXPECT_THAT(changes_,
+              ::testing::ElementsAre("disk UNAVAILABLE", "remote UNAVAILABLE", "disk OK"));
 }
 
 TEST_F(OrderedPageStoreTest, ATierThatIsAwayHoldsNothingUpAndItsPagesAreUnavailable) {

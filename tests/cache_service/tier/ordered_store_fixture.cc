@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/tier/stored_page.h"
 
@@ -19,8 +20,14 @@ void OrderedStoreFixture::Make(int host_pages, int disk_pages, int remote_pages)
   store_ = std::make_unique<OrderedPageStore>(
       std::make_unique<HostPageStore>(*Slab::Create("", host_pages * kTestPageBytes)),
       std::move(below),
-      OrderedStoreOptions{
-          .high_percent = 90, .low_percent = 50, .max_move_bytes = 4 * kTestPageBytes},
+      OrderedStoreOptions{.high_percent = 90,
+                          .low_percent = 50,
+                          .max_move_bytes = 4 * kTestPageBytes,
+                          .on_change =
+                              [this](const char* tier, const absl::Status& status) {
+                                changes_.push_back(absl::StrCat(
+                                    tier, " ", absl::StatusCodeToString(status.code())));
+                              }},
       clock_);
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cache_service/tier/ordered_page_store.h"
@@ -41,6 +42,7 @@ class OrderedStoreFixture : public ::testing::Test {
   FakeClock clock_;
   FakeTier* disk_ = nullptr;
   FakeTier* remote_ = nullptr;
+  std::vector<std::string> changes_;  // what on_change was told: tier and code
   std::unique_ptr<OrderedPageStore> store_;
 };
 
