@@ -112,7 +112,7 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
   SequenceRegistry& sequences = registry_.sequences();
   GroupRegistry& groups = registry_.groups();
   const BlobStoreStats blobs = blobs_.Stats();
-  return {
+  std::vector<MetricFamily> families = {
       Gauge("heavywater_sequences", "Open sequences", sequences.num_sequences()),
       Gauge("heavywater_groups", "Worker groups", groups.num_groups()),
       Gauge("heavywater_ranks", "Ranks that are members of a group", groups.num_ranks()),
@@ -151,6 +151,12 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
       Counter("heavywater_plan_disagreements_total", "Sequences whose ranks disagreed on a plan",
               sequences.num_disagreements()),
   };
+  if (state_ != nullptr) {
+    families.push_back(Gauge("heavywater_state_kept",
+                             "1 while a restart goes on with what is here; 0: keeping has failed",
+                             state_->broken().ok() ? 1 : 0));
+  }
+  return families;
 }
 
 }  // namespace heavywater

@@ -9,15 +9,17 @@
 #include "cache_service/registry/registry.h"
 #include "cache_service/tier/blob_store.h"
 #include "cache_service/tier/page_store.h"
+#include "cache_service/tier/state_store.h"
 
 namespace heavywater {
 
 // Thread safe.
 class CacheMetrics final : public prometheus::Collectable {
  public:
-  // All must outlive it.
-  CacheMetrics(Registry& registry, const PageStore& store, const BlobStore& blobs)
-      : registry_(registry), store_(store), blobs_(blobs) {}
+  // All must outlive it. `state`: null without state_dir.
+  CacheMetrics(Registry& registry, const PageStore& store, const BlobStore& blobs,
+               const StateStore* state)
+      : registry_(registry), store_(store), blobs_(blobs), state_(state) {}
 
   std::vector<prometheus::MetricFamily> Collect() const override;
 
@@ -25,6 +27,7 @@ class CacheMetrics final : public prometheus::Collectable {
   Registry& registry_;
   const PageStore& store_;
   const BlobStore& blobs_;
+  const StateStore* const state_;
 };
 
 }  // namespace heavywater

@@ -86,7 +86,7 @@ struct CacheServer::Parts {
         pages(page_handlers, gate),
         blobs(blob_store, gate, TierThreads()),
         admin(registry, store, blob_store, clock, ConfigToYaml(config)),
-        metrics(std::make_shared<CacheMetrics>(registry, store, blob_store)) {}
+        metrics(std::make_shared<CacheMetrics>(registry, store, blob_store, state.get())) {}
 
   std::vector<Executor*> StartTierThreads() {
     for (std::unique_ptr<ThreadExecutor>& thread : tier_threads) {

@@ -46,8 +46,7 @@ class StateFolder final : public StateStore {
   void Apply(const StateBatch& batch) override;
   absl::Status ForEach(const std::string& prefix, const Visit& visit) const override;
 
-  // Why nothing is kept any more; OK: it is.
-  absl::Status broken() const;
+  absl::Status broken() const override;
   // Called once, when that begins, by the thread that made the change; it must not call this.
   void WhenBroken(std::function<void(const absl::Status&)> tell);
 

@@ -75,6 +75,9 @@ class StateStore {
   // not read it. Nobody waits for that, or could do something about it.
   virtual void Apply(const StateBatch& batch) = 0;
 
+  // Why nothing is kept any more; OK: it is.
+  virtual absl::Status broken() const = 0;
+
   using Visit = std::function<absl::Status(std::string_view key, std::string_view value)>;
   // All records whose key begins with `prefix`, ascending, up to the first error.
   virtual absl::Status ForEach(const std::string& prefix, const Visit& visit) const = 0;

@@ -31,6 +31,7 @@ class MemoryState final : public StateStore {
       }
     }
   }
+  absl::Status broken() const override { return absl::OkStatus(); }
   absl::Status ForEach(const std::string& prefix, const Visit& visit) const override {
     for (const auto& [key, value] : Records()) {
       if (!key.starts_with(prefix)) continue;
