@@ -103,6 +103,10 @@ class Node:
     def bring_up(self) -> None:
         self.namespace.run("ip", "link", "set", "eth0", "up")
 
+    def isolate(self, on: bool) -> None:
+        """From other nodes that are isolated, too: what they send each other vanishes, the test reaches both."""
+        self._bridge.run("bridge", "link", "set", "dev", self._port, "isolated", "on" if on else "off")
+
     def shape(self, kbit: int, delay_ms: int) -> str:
         """Makes the link slow in both directions: what the kernel offers of it, in words."""
         both = [(self._bridge, self._port), (self.namespace, "eth0")]

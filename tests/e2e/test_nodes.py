@@ -321,16 +321,41 @@ def test_a_node_dies_and_a_third_takes_its_rank(site: Site, prompt: list[int], u
     assert ready == [False, True, True] * 2
 
 
-def test_the_node_of_rank_0_dies_and_another_takes_its_address(
-    folder: Path, prompt: list[int], undisturbed: dict[str, Run]
+@pytest.fixture(scope="module")
+def led_from_b(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Rank 0 is on node b: away from the cache service and the other ranks."""
+    with _site(tmp_path_factory.mktemp("led-from-b"), on_b=(0,)) as made:
+        yield made
+        _expect_empty(made)
+
+
+@pytest.mark.parametrize("cut_s", [CUT_S, pytest.param(20.0, marks=takes_long)])
+def test_rank_0_is_cut_off_from_all_but_its_client(
+    led_from_b: Site, prompt: list[int], undisturbed: dict[str, Run], cut_s: float
 ) -> None:
-    with _site(folder, on_b=(0,)) as site:
+    site = led_from_b
 
-        def die() -> None:
-            site.b.unplug()
-            site.group.workers[0].kill()
-            site.b.close()
-            site.b = site.network.add("c", site.b.host.address)
-            _later(0.5, lambda: site.group.restart_worker(0, site.b.host))
+    def isolate(on: bool) -> None:
+        for node in (site.a, site.b):
+            node.isolate(on)
 
-        _expect_undisturbed(site, prompt, "bounded", {25: die}, undisturbed)
+    def cut() -> None:
+        isolate(True)
+        _later(cut_s, lambda: isolate(False))
+
+    _expect_undisturbed(site, prompt, "recall", {20: cut}, undisturbed, empty=False)
+
+
+def test_the_node_of_rank_0_dies_and_another_takes_its_address(
+    led_from_b: Site, prompt: list[int], undisturbed: dict[str, Run]
+) -> None:
+    site = led_from_b
+
+    def die() -> None:
+        site.b.unplug()
+        site.group.workers[0].kill()
+        site.b.close()
+        site.b = site.network.add("c", site.b.host.address)
+        _later(0.5, lambda: site.group.restart_worker(0, site.b.host))
+
+    _expect_undisturbed(site, prompt, "bounded", {25: die}, undisturbed, empty=False)

@@ -50,25 +50,30 @@ class WorkerJoinTest : public ::testing::Test {
 };
 
 TEST_F(WorkerJoinTest, ARankThatLosesAnotherWhileItConnectsJoinsAgainAndSoDoTheOthers) {
-  const std::vector<v1::WorkerConfig> configs = {Config(0, 2), Config(1, 2)};
+  const std::vector<v1::WorkerConfig> configs = {Config(0, 3), Config(1, 3), Config(2, 3)};
   std::vector<ModelFacts> facts;
   for (const v1::WorkerConfig& config : configs) facts.push_back(*ReadModelFacts(config));
-  std::vector<absl::StatusOr<std::unique_ptr<Worker>>> workers(2);
+  std::vector<absl::StatusOr<std::unique_ptr<Worker>>> workers(3);
   const auto create = [&](size_t rank, const CommunicatorFactory& connect) {
     workers[rank] = Worker::Create(configs[rank], facts[rank], "127.0.0.1:1", connect, stop_);
   };
-  std::thread other([&] { create(0, ConnectRanks); });
+  std::thread first([&] { create(0, ConnectRanks); });
+  std::thread second([&] { create(2, ConnectRanks); });
   create(1, FailsAtFirst(absl::UnavailableError("rank 0 closed its connection"), 2));
-  other.join();
+  first.join();
+  second.join();
   for (const auto& worker : workers) {
     ASSERT_TRUE(worker.ok()) << worker.status();
     EXPECT_TRUE((*worker)->formed());
   }
   EXPECT_EQ(tries_, 3);
-  EXPECT_EQ((*workers[0])->link()->epoch(), (*workers[1])->link()->epoch());
-  std::thread leaves([&] { workers[0]->reset(); });
-  workers[1]->reset();
-  leaves.join();
+  for (const auto& worker : workers) {
+    EXPECT_EQ((*worker)->link()->epoch(), (*workers[0])->link()->epoch());
+  }
+  // Together: each waits a moment for the others to leave.
+  std::vector<std::thread> leave;
+  for (auto& worker : workers) leave.emplace_back([&] { worker->reset(); });
+  for (std::thread& thread : leave) thread.join();
 }
 
 TEST_F(WorkerJoinTest, ItGivesUpAfterTheTimeThatGroupsGetToFormAgain) {
@@ -98,7 +103,7 @@ TEST_F(WorkerJoinTest, RanksThatDisagreeEndAtOnce) {
 }
 
 TEST_F(WorkerJoinTest, AnAddressOfAnotherMachineIsNamedBeforeAnybodyWaits) {
-  v1::WorkerConfig config = Config(0, 2);  // rank 1 never comes
+  v1::WorkerConfig config = Config(0, 3);  // the others never come
   config.set_comm_address("192.0.2.7");
   const absl::Status address = Create(config, ConnectRanks).status();
   EXPECT_EQ(address.code(), absl::StatusCode::kUnavailable);
