@@ -78,7 +78,8 @@ struct CacheServer::Parts {
               clock),
         registry(MakeRegistryOptions(config, clock.Now()), store, clock, state.get()),
         blob_store(store,
-                   {.max_bytes = config.blob_bytes(), .first_sequence = FirstNumber(clock.Now())}),
+                   {.max_bytes = config.blob_bytes(), .first_sequence = FirstNumber(clock.Now())},
+                   state.get()),
         page_handlers(registry, store, config.disable_slab() ? nullptr : &store.slab(),
                       StartTierThreads()),
         groups(registry, gate),
@@ -105,14 +106,17 @@ struct CacheServer::Parts {
   // Before anything else is called.
   absl::Status Restore() {
     HW_ASSIGN_OR_RETURN(const HostPageStore::Restored restored, store.Restore());
-    if (const absl::Status known = registry.Restore(restored.live, restored.retiring);
-        !known.ok()) {
+    absl::StatusOr<std::vector<SequenceId>> sequences = blob_store.Restore(restored.live);
+    absl::Status known = sequences.status();
+    if (known.ok()) known = registry.Restore(*sequences, restored.retiring);
+    if (!known.ok()) {
       return absl::DataLossError(known.message());  // nothing but its records can be wrong
     }
     const PageStoreStats stats = store.Stats();
     LogInfo("goes on where an earlier process ended",
             {{"sequences", registry.sequences().num_sequences()},
              {"groups", registry.groups().num_groups()},
+             {"values", blob_store.Stats().blobs},
              {"pages", stats.pages},
              {"pages_below", static_cast<int64_t>(restored.below.size())},
              {"used_bytes", stats.used_bytes}});

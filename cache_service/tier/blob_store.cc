@@ -14,21 +14,11 @@ namespace {
 
 using Blob = BlobStore::Blob;
 
-constexpr int64_t kRowBytes = kSlabUnitBytes;  // so that pages waste no unit
+constexpr int64_t kRowBytes = BlobStore::kRowBytes;
 constexpr FingerprintId kBlobFingerprint = 0x626f6c62;
 constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 // Room that was made can go to others before it is taken.
 constexpr int kMaxRounds = 4;
-
-// As few pages as hold it, of one size.
-Blob LayOut(int64_t bytes) {
-  const int64_t pages = (bytes + kMaxBlobPageBytes - 1) / kMaxBlobPageBytes;
-  const int64_t rows = (bytes + pages * kRowBytes - 1) / (pages * kRowBytes);
-  return {.bytes = bytes, .page_bytes = rows * kRowBytes};
-}
-
-// What the slab gives for it: pages, and a unit for its watermark.
-int64_t HeldBytes(const Blob& blob) { return blob.num_pages() * blob.page_bytes + kSlabUnitBytes; }
 
 PageGeometry GeometryOf(const Blob& blob) {
   return {.num_layers = 1,
@@ -44,8 +34,6 @@ RowRange RowsOf(const Blob& blob, int64_t page, int64_t num_rows) {
           .num_positions = num_rows};
 }
 
-int64_t NumRows(const Blob& blob) { return blob.num_pages() * (blob.page_bytes / kRowBytes); }
-
 absl::Status LimitReached(const char* what, int64_t need, int64_t limit, bool may_pass) {
   return ExhaustedError(absl::StrCat(what, ": the value needs ", need, " of ", limit,
                                      may_pass ? ", which values that are being written hold" : ""),
@@ -56,6 +44,12 @@ absl::Status LimitReached(const char* what, int64_t need, int64_t limit, bool ma
 }
 
 }  // namespace
+
+Blob Blob::LayOut(int64_t bytes) {
+  const int64_t pages = (bytes + kMaxBlobPageBytes - 1) / kMaxBlobPageBytes;
+  const int64_t rows = (bytes + pages * kRowBytes - 1) / (pages * kRowBytes);
+  return {.bytes = bytes, .page_bytes = rows * kRowBytes};
+}
 
 BlobStore::Writer::~Writer() {
   if (committed_) return;
@@ -92,18 +86,29 @@ absl::Status BlobStore::Writer::WritePage() {
 absl::Status BlobStore::Writer::Commit() {
   HW_CHECK(!committed_ && missing_bytes() == 0);
   if (!page_.empty()) HW_RETURN_IF_ERROR(WritePage());
-  HW_RETURN_IF_ERROR(blobs_.store_.Commit(blob_.sequence, /*rank=*/0, NumRows(blob_)));
+  HW_RETURN_IF_ERROR(blobs_.store_.Commit(blob_.sequence, /*rank=*/0, blob_.num_rows()));
   blobs_.store_.StopWriter(blob_.sequence, /*rank=*/0);  // it may go down from now on
+  blobs_.Save(key_, blob_);  // of two copies both, of which one goes again
   MutexLock lock(&blobs_.mutex_);
   // Somebody else may have been faster with the same bytes: this copy then goes.
   if (blobs_.Use(key_) != nullptr) return absl::OkStatus();
-  const auto item = blobs_.items_.insert(blobs_.items_.end(), {key_, blob_});
-  blobs_.index_.emplace(ViewOf(item->key), item);
   --blobs_.num_writers_;
-  blobs_.writers_bytes_ -= HeldBytes(blob_);
-  blobs_.counters_.held_bytes += HeldBytes(blob_);
+  blobs_.writers_bytes_ -= blob_.held_bytes();
+  blobs_.PutIn(key_, blob_);
   committed_ = true;
   return absl::OkStatus();
+}
+
+void BlobStore::PutIn(const BlobKey& key, const Blob& blob) {
+  const auto item = items_.insert(items_.end(), {key, blob});
+  index_.emplace(ViewOf(item->key), item);
+  counters_.held_bytes += blob.held_bytes();
+}
+
+bool BlobStore::FitsWith(int64_t more_bytes, int64_t more_blobs) const {
+  const int64_t blobs = static_cast<int64_t>(items_.size()) + num_writers_;
+  return counters_.held_bytes + writers_bytes_ + more_bytes <= options_.max_bytes &&
+         blobs + more_blobs <= options_.max_blobs;
 }
 
 absl::StatusOr<std::unique_ptr<BlobStore::Writer>> BlobStore::Begin(const BlobKey& key,
@@ -116,7 +121,7 @@ absl::StatusOr<std::unique_ptr<BlobStore::Writer>> BlobStore::Begin(const BlobKe
     return absl::InvalidArgumentError(
         absl::StrCat("total_bytes is ", bytes, ", want 1 to ", kMaxBlobBytes));
   }
-  Blob blob = LayOut(bytes);
+  Blob blob = Blob::LayOut(bytes);
   {
     MutexLock lock(&mutex_);
     if (const Item* const item = Use(key); item != nullptr) {
@@ -138,7 +143,7 @@ absl::StatusOr<std::unique_ptr<BlobStore::Writer>> BlobStore::Begin(const BlobKe
 }
 
 absl::Status BlobStore::Claim(const Blob& blob) {
-  const int64_t need = HeldBytes(blob);
+  const int64_t need = blob.held_bytes();
   if (need > options_.max_bytes) {
     return LimitReached("blob_bytes", need, options_.max_bytes, /*may_pass=*/false);
   }
@@ -146,12 +151,8 @@ absl::Status BlobStore::Claim(const Blob& blob) {
   absl::Status status;
   {
     MutexLock lock(&mutex_);
-    const auto fits = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return counters_.held_bytes + writers_bytes_ + need <= options_.max_bytes &&
-             static_cast<int64_t>(items_.size()) + num_writers_ < options_.max_blobs;
-    };
-    while (!fits() && !items_.empty()) dropped.push_back(DropFirst());
-    if (fits()) {
+    while (!FitsWith(need, 1) && !items_.empty()) dropped.push_back(DropFirst());
+    if (FitsWith(need, 1)) {
       ++num_writers_;
       writers_bytes_ += need;
     } else {
@@ -165,7 +166,7 @@ absl::Status BlobStore::Claim(const Blob& blob) {
 void BlobStore::EndClaim(const Blob& blob) {
   MutexLock lock(&mutex_);
   --num_writers_;
-  writers_bytes_ -= HeldBytes(blob);
+  writers_bytes_ -= blob.held_bytes();
 }
 
 absl::Status BlobStore::OpenPages(const Blob& blob) {
@@ -174,7 +175,7 @@ absl::Status BlobStore::OpenPages(const Blob& blob) {
     if (!store_.MakeRoom(status).ok()) {
       const std::optional<Shortage> shortage = ShortageOf(status);
       const int64_t missing =
-          shortage.has_value() ? shortage->need - shortage->available : HeldBytes(blob);
+          shortage.has_value() ? shortage->need - shortage->available : blob.held_bytes();
       if (!DropUnused(missing)) return status;
     }
     status = TryOpenPages(blob);
@@ -186,8 +187,8 @@ absl::Status BlobStore::TryOpenPages(const Blob& blob) {
   HW_RETURN_IF_ERROR(store_.Open({.sequence = blob.sequence,
                                   .fingerprint = kBlobFingerprint,
                                   .geometry = GeometryOf(blob),
-                                  .max_tokens = NumRows(blob),
-                                  .prompt_tokens = NumRows(blob)}));
+                                  .max_tokens = blob.num_rows(),
+                                  .prompt_tokens = blob.num_rows()}));
   const absl::Status reserved =
       store_
           .Reserve({.sequence = blob.sequence, .heads = {0, 1}, .num_pages = blob.num_pages()},
@@ -218,13 +219,16 @@ SequenceId BlobStore::TakeOut(Items::iterator item) {
   const Blob blob = item->blob;
   index_.erase(ViewOf(item->key));
   items_.erase(item);
-  counters_.held_bytes -= HeldBytes(blob);
+  counters_.held_bytes -= blob.held_bytes();
   return blob.sequence;
 }
 
 // What is not there any more has been released by somebody else.
 void BlobStore::Release(std::span<const SequenceId> sequences) {
-  for (const SequenceId sequence : sequences) store_.Release(sequence).IgnoreError();
+  for (const SequenceId sequence : sequences) {
+    SaveEnd(sequence);
+    store_.Release(sequence).IgnoreError();
+  }
 }
 
 const BlobStore::Item* BlobStore::Use(const BlobKey& key) {

@@ -18,6 +18,8 @@
 #include "cache_service/base/ids.h"
 #include "cache_service/base/mutex.h"
 #include "cache_service/tier/page_store.h"
+#include "cache_service/tier/slab_format.h"
+#include "cache_service/tier/state_store.h"
 
 namespace heavywater {
 
@@ -53,18 +55,31 @@ struct BlobStoreStats {
 // Thread safe. Ends nothing of the page store but its own.
 class BlobStore {
  public:
+  static constexpr int64_t kRowBytes = kSlabUnitBytes;  // so that pages waste no unit
+
   // Where a value lies.
   struct Blob {
     SequenceId sequence = 0;
     int64_t bytes = 0;
     int64_t page_bytes = 0;  // at most kMaxBlobPageBytes
 
+    // As few pages as hold it, of one size; `bytes` of 1 to kMaxBlobBytes.
+    static Blob LayOut(int64_t bytes);
     int64_t num_pages() const { return (bytes + page_bytes - 1) / page_bytes; }
+    int64_t num_rows() const { return num_pages() * (page_bytes / kRowBytes); }
+    // What the slab gives for it: pages, and a unit for its watermark.
+    int64_t held_bytes() const { return num_pages() * page_bytes + kSlabUnitBytes; }
   };
 
-  // The page store must outlive it.
-  BlobStore(PageStore& store, const BlobStoreOptions& options)
-      : store_(store), options_(options), next_sequence_(options.first_sequence) {}
+  // The page store and the state (where it keeps what a restart needs; may be null) must
+  // outlive it.
+  BlobStore(PageStore& store, const BlobStoreOptions& options, StateStore* state = nullptr)
+      : store_(store), options_(options), state_(state), next_sequence_(options.first_sequence) {}
+
+  // After a restart, before anything else. `live`: the sequences whose pages the store has
+  // taken over. Goes on with the values among them, as far as the limits allow; returns
+  // the others. DATA_LOSS.
+  absl::StatusOr<std::vector<SequenceId>> Restore(const std::vector<SequenceId>& live);
 
   // A value on its way in. Not thread safe; the blob store must outlive it. Nothing stays
   // of it without Commit().
@@ -132,6 +147,16 @@ class BlobStore {
   // The same of the longest unused one, counted as dropped.
   SequenceId DropFirst() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Release(std::span<const SequenceId> sequences);
+  // Makes it one that can be read, the last to go.
+  void PutIn(const BlobKey& key, const Blob& blob) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FitsWith(int64_t more_bytes, int64_t more_blobs) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // --- What a restart needs --- (blob_store_state.cc)
+  void Save(const BlobKey& key, const Blob& blob);
+  // Before its pages are released.
+  void SaveEnd(SequenceId sequence);
+  // Whether the pages of the record's value are there, all of them.
+  bool IsWhole(const Blob& blob) const;
 
   // A share of the limits, before anything of the value is stored.
   absl::Status Claim(const Blob& blob);
@@ -144,6 +169,7 @@ class BlobStore {
 
   PageStore& store_;
   const BlobStoreOptions options_;
+  StateStore* const state_;
   mutable Mutex mutex_;
   Items items_ ABSL_GUARDED_BY(mutex_);  // the longest unused first
   absl::flat_hash_map<KeyView, Items::iterator> index_ ABSL_GUARDED_BY(mutex_);

@@ -26,6 +26,7 @@ enum class StateKind : char {
   kPages = 'P',     // by sequence: what its pages have in common
   kPage = 'Q',      // by sequence and page
   kClosed = 'C',    // by sequence: request id of the Close
+  kBlob = 'B',      // by sequence: the key of the value that its pages are
 };
 
 // Keys sort by kind, id and number.

@@ -133,6 +133,19 @@ def test_only_equal_bytes_are_shared(service: str, model: str) -> None:
     assert made(service, pool, model_name=model, is_mla_model=True, tp_size=2, tp_rank=1).batch_exists(keys(1)) == 1
 
 
+def test_states_are_split_by_rank_where_kv_is_not(service: str, model: str) -> None:
+    state = HostPool("layer_first", page_size=1, layers=1)
+    shared = {"model_name": model, "is_mla_model": True, "tp_size": 2}
+    ranks = [made(service, HostPool("page_first"), tp_rank=rank, **shared) for rank in (0, 1)]
+    for rank in ranks:
+        rank.register_mem_host_pool_v2(state, PoolName.MAMBA)
+    transfer = PoolTransfer(name=PoolName.MAMBA, keys=["page 0"], host_indices=torch.tensor([0]))
+    ranks[0].batch_set_v1(keys(1), indices(0))
+    assert ranks[0].batch_set_v2([transfer]) == {PoolName.MAMBA: [True]}
+    assert [rank.batch_exists_v2(keys(1), [transfer]).kv_hit_pages for rank in ranks] == [1, 0]
+    assert ranks[1].batch_get_v2([transfer]) == {PoolName.MAMBA: [False]}
+
+
 def test_several_pools_are_stored_and_restored_together(service: str, model: str) -> None:
     pool, state = HostPool("page_first"), HostPool("layer_first", page_size=1, layers=1)
     storage = made(service, pool, model_name=model)

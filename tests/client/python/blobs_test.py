@@ -83,6 +83,16 @@ def test_an_empty_value_is_refused(blobs: BlobClient) -> None:
     assert refused.value.code == "INVALID_ARGUMENT"
 
 
+def test_bytes_that_have_changed_on_the_way_are_data_loss(blobs: BlobClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs.put("space", {b"key": b"value"})
+    monkeypatch.setattr("heavywater.blobs.crc32c", lambda data: 0)
+    for call in (lambda: blobs.get("space", [b"key"]), lambda: blobs.put("space", {b"other": b"value"})):
+        with pytest.raises(HeavywaterError) as lost:
+            call()
+        assert lost.value.code == "DATA_LOSS"
+    assert blobs.has("space", [b"other"]) == [False]
+
+
 def test_a_service_without_room_for_values_says_so(tmp_path: Path) -> None:
     with (
         cache_service(tmp_path) as (address, _),
@@ -90,6 +100,24 @@ def test_a_service_without_room_for_values_says_so(tmp_path: Path) -> None:
         pytest.raises(HeavywaterError, match="blob_bytes is 0"),
     ):
         client.put("space", {b"key": b"value"})
+
+
+def test_values_outlive_the_service_with_a_state_dir(tmp_path: Path) -> None:
+    """In the slab and on disk; killed, not asked."""
+    flags = {
+        "host_bytes": 8 * MIB,
+        "blob_bytes": 64 * MIB,
+        "disk_path": tmp_path / "disk",
+        "disk_bytes": 64 * MIB,
+        "state_dir": tmp_path / "state",
+    }
+    values = {f"{i}".encode(): os.urandom(MIB) for i in range(12)}
+    with cache_service(tmp_path, **flags) as (address, process), BlobClient(address) as client:
+        assert all(client.put("space", values).values())
+        process.kill()
+    with cache_service(tmp_path, **flags) as (address, _), BlobClient(address) as client:
+        assert client.get("space", list(values)) == list(values.values())
+        assert client.erase("space") == 12
 
 
 def test_checksums_without_the_package_are_those_with_it() -> None:
