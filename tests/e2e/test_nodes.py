@@ -8,6 +8,7 @@ streams its pages. tests/README.md says which cases from the field (CASES A10 to
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -214,24 +215,42 @@ def test_a_rank_dies_on_either_node(site: Site, prompt: list[int], undisturbed: 
     assert "computed again" in site.log(0)
 
 
-@pytest.mark.parametrize("form", ["packets-vanish", "interface-down"])
+@pytest.mark.parametrize("form", ["packets-vanish", "interface-down", pytest.param("hears-nothing", marks=takes_long)])
 def test_the_link_is_cut_in_the_middle_of_decoding(
     site: Site, prompt: list[int], undisturbed: dict[str, Run], form: str
 ) -> None:
     cut, join = {
         "packets-vanish": (site.b.unplug, site.b.plug_in),
         "interface-down": (site.b.take_down, site.b.bring_up),
+        "hears-nothing": (site.b.go_deaf, site.b.hear_again),
     }[form]
+    if form == "hears-nothing" and not shutil.which("iptables"):
+        pytest.skip("iptables is not installed")
     back: list[float] = []
 
     def cut_for_a_while() -> None:
         cut()
         _later(CUT_S, lambda: (join(), back.append(time.monotonic())))
 
-    began: list[float] = []
-    events: Events = {20: cut_for_a_while, 40: lambda: began.append(time.monotonic())}
+    ended: list[float] = []
+    # The last token: the client may be some tokens behind.
+    events: Events = {10: cut_for_a_while, TOKENS: lambda: ended.append(time.monotonic())}
     _expect_undisturbed(site, prompt, "recall", events, undisturbed)
-    assert began[0] > back[0], "the text went on without node b: it was not cut"
+    assert ended[0] > back[0], "the text went on without node b: it was not cut"
+
+
+@takes_long
+def test_a_cut_that_is_shorter_than_the_time_peers_get_ends_no_group(
+    site: Site, prompt: list[int], undisturbed: dict[str, Run]
+) -> None:
+    failures = [site.log(rank).count("it forms again") for rank in range(3)]
+
+    def cut_briefly() -> None:
+        site.b.unplug()
+        _later(1.5, site.b.plug_in)
+
+    _expect_undisturbed(site, prompt, "recall", {20: cut_briefly}, undisturbed)
+    assert [site.log(rank).count("it forms again") for rank in range(3)] == failures
 
 
 @takes_long
