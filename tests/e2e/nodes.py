@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from types import TracebackType
@@ -30,7 +30,10 @@ class NamespaceError(RuntimeError):
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NamespaceError(f"{command[0]}: {error}") from error
     if done.returncode != 0:
         raise NamespaceError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
@@ -107,23 +110,33 @@ class Node:
         """From other nodes that are isolated, too: what they send each other vanishes, the test reaches both."""
         self._bridge.run("bridge", "link", "set", "dev", self._port, "isolated", "on" if on else "off")
 
+    def go_deaf(self) -> None:
+        """Nothing reaches the node any more; what it sends arrives. Wants iptables: NamespaceError."""
+        self.namespace.run("iptables", "-A", "INPUT", "-i", "eth0", "-j", "DROP")
+
+    def hear_again(self) -> None:
+        self.namespace.run("iptables", "-F", "INPUT")
+
     def shape(self, kbit: int, delay_ms: int) -> str:
-        """Makes the link slow in both directions: what the kernel offers of it, in words."""
-        both = [(self._bridge, self._port), (self.namespace, "eth0")]
-        try:
-            for side, link in both:
-                side.run("tc", "qdisc", "add", "dev", link, "root", "netem", "delay", f"{delay_ms}ms")
-            return f"delay {delay_ms} ms each way"
-        except NamespaceError:
-            pass
-        for side, link in both:
-            rate = ("rate", f"{kbit}kbit", "burst", "32kb", "latency", "400ms")
-            side.run("tc", "qdisc", "replace", "dev", link, "root", "tbf", *rate)
-        return f"{kbit} kbit/s each way"
+        """Makes the link slow in both directions, as far as this kernel can: what it does, in words."""
+        delay = ("netem", "delay", f"{delay_ms}ms")
+        rate = ("tbf", "rate", f"{kbit}kbit", "burst", "32kb", "latency", "400ms")
+        for words, discipline in ((f"{delay_ms} ms each way", delay), (f"{kbit} kbit/s each way", rate)):
+            try:
+                for side, link in self._ends():
+                    side.run("tc", "qdisc", "replace", "dev", link, "root", *discipline)
+            except NamespaceError:
+                continue
+            return words
+        return "as it is: this kernel shapes no links"
 
     def unshape(self) -> None:
-        for side, link in ((self._bridge, self._port), (self.namespace, "eth0")):
-            side.run("tc", "qdisc", "del", "dev", link, "root")
+        for side, link in self._ends():
+            with suppress(NamespaceError):
+                side.run("tc", "qdisc", "del", "dev", link, "root")
+
+    def _ends(self) -> tuple[tuple[Namespace, str], ...]:
+        return (self._bridge, self._port), (self.namespace, "eth0")
 
     def close(self) -> None:
         """What it held vanishes once no process is left within."""

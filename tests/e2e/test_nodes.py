@@ -8,6 +8,9 @@ streams its pages. tests/README.md says which cases from the field (CASES A10 to
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import Cluster, cluster
-from heavywater import Client
+from heavywater import Client, HeavywaterError
 from heavywater.v1 import common_pb2
 from nodes import Network, Node, network
 
@@ -28,6 +31,9 @@ LAYERS = (0, 29)
 HEADS = 3
 CUT_S = 3.0
 NOTICED_S = 5.0
+# Until the end of a call learns that the other end's machine has vanished, and slack.
+VANISHED_S = 15.0 + 3.0
+ABANDONED_S = 40.0 + 10.0
 BOUNDED = common_pb2.PolicyOptions(policy="snapkv_h2o", heavy_tokens=48, recent_tokens=16)
 RECALL = common_pb2.PolicyOptions(policy="recall", heavy_tokens=48, recent_tokens=16)
 REQUESTS: dict[str, dict[str, object]] = {
@@ -168,6 +174,7 @@ def _expect_undisturbed(
     assert got.tokens == wanted.tokens
     assert got.counts == wanted.counts
     assert got.positions == wanted.positions
+    assert got.rows == wanted.rows
     for address in site.group.worker_addresses:
         site.group.wait_ready(address)
     if empty:
@@ -208,24 +215,42 @@ def test_a_rank_dies_on_either_node(site: Site, prompt: list[int], undisturbed: 
     assert "computed again" in site.log(0)
 
 
-@pytest.mark.parametrize("form", ["packets-vanish", "interface-down"])
+@pytest.mark.parametrize("form", ["packets-vanish", "interface-down", pytest.param("hears-nothing", marks=takes_long)])
 def test_the_link_is_cut_in_the_middle_of_decoding(
     site: Site, prompt: list[int], undisturbed: dict[str, Run], form: str
 ) -> None:
     cut, join = {
         "packets-vanish": (site.b.unplug, site.b.plug_in),
         "interface-down": (site.b.take_down, site.b.bring_up),
+        "hears-nothing": (site.b.go_deaf, site.b.hear_again),
     }[form]
+    if form == "hears-nothing" and not shutil.which("iptables"):
+        pytest.skip("iptables is not installed")
     back: list[float] = []
 
     def cut_for_a_while() -> None:
         cut()
         _later(CUT_S, lambda: (join(), back.append(time.monotonic())))
 
-    began: list[float] = []
-    events: Events = {20: cut_for_a_while, 40: lambda: began.append(time.monotonic())}
+    ended: list[float] = []
+    # The last token: the client may be some tokens behind.
+    events: Events = {10: cut_for_a_while, TOKENS: lambda: ended.append(time.monotonic())}
     _expect_undisturbed(site, prompt, "recall", events, undisturbed)
-    assert began[0] > back[0], "the text went on without node b: it was not cut"
+    assert ended[0] > back[0], "the text went on without node b: it was not cut"
+
+
+@takes_long
+def test_a_cut_that_is_shorter_than_the_time_peers_get_ends_no_group(
+    site: Site, prompt: list[int], undisturbed: dict[str, Run]
+) -> None:
+    failures = [site.log(rank).count("it forms again") for rank in range(3)]
+
+    def cut_briefly() -> None:
+        site.b.unplug()
+        _later(1.5, site.b.plug_in)
+
+    _expect_undisturbed(site, prompt, "recall", {20: cut_briefly}, undisturbed)
+    assert [site.log(rank).count("it forms again") for rank in range(3)] == failures
 
 
 @takes_long
@@ -327,6 +352,56 @@ def led_from_b(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with _site(tmp_path_factory.mktemp("led-from-b"), on_b=(0,)) as made:
         yield made
         _expect_empty(made)
+
+
+@takes_long
+def test_a_client_whose_servers_machine_has_vanished_is_told(led_from_b: Site, prompt: list[int]) -> None:
+    site = led_from_b
+    with site.client() as client:
+        fields: dict[str, object] = {"max_new_tokens": 4000, "ignore_eos": True, "resume_timeout_s": 0.0}
+        generation = iter(client.generate(prompt, **fields))  # type: ignore[arg-type]
+        for _ in range(5):
+            next(generation)
+        site.b.unplug()
+        cut = time.monotonic()
+        try:
+            with pytest.raises(HeavywaterError) as told:
+                list(generation)
+            assert told.value.code == "UNAVAILABLE"
+            assert time.monotonic() - cut < VANISHED_S
+        finally:
+            site.b.plug_in()
+    for address in site.group.worker_addresses:
+        site.group.wait_ready(address)
+
+
+@takes_long
+def test_a_client_whose_machine_has_vanished_holds_nothing(site: Site, prompt: list[int]) -> None:
+    script = (
+        "import sys, heavywater\n"
+        "with heavywater.Client(worker=sys.argv[1]) as client:\n"
+        "    for token in client.generate([int(i) for i in sys.argv[2:]], max_new_tokens=8000, ignore_eos=True):\n"
+        "        print(token.index, flush=True)\n"
+    )
+    node = site.network.add("user")
+    command = [*node.host.prefix, sys.executable, "-c", script, site.group.worker_address, *map(str, prompt)]
+    user = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert user.stdout is not None
+        while user.stdout.readline() != "5\n":
+            assert user.poll() is None
+        node.unplug()
+        with site.client() as client:
+            (sequence,) = client.list()
+            deadline = time.monotonic() + ABANDONED_S
+            while not client.get(sequence.sequence_id).finished:
+                assert time.monotonic() < deadline, "its text is still being computed"
+                time.sleep(0.5)
+            assert client.get(sequence.sequence_id).num_tokens < 8000
+    finally:
+        user.kill()
+        user.communicate(timeout=10)
+    _expect_empty(site)
 
 
 @pytest.mark.parametrize("cut_s", [CUT_S, pytest.param(20.0, marks=takes_long)])
