@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
+#include "worker/model/chat/template.h"
 #include "worker/rank/cache_places.h"
 #include "worker/rank/recall_memory.h"
 #include "worker/server/policy_proto.h"
@@ -46,16 +47,63 @@ absl::Status CheckNames(const v1::GenerateRequest& proto) {
   return CheckName("policy.pooling", proto.policy().pooling());
 }
 
+constexpr int kMaxMessages = 4096;
+
+absl::Status CheckOnePrompt(const v1::GenerateRequest& proto) {
+  const int given = !proto.text().empty() + !proto.tokens().empty() + !proto.messages().empty();
+  if (given != 1) {
+    return absl::InvalidArgumentError(absl::StrCat("text has ", proto.text().size(),
+                                                   " bytes, tokens has ", proto.tokens_size(),
+                                                   " ids and messages has ", proto.messages_size(),
+                                                   " of them, want exactly one of the three"));
+  }
+  if (proto.messages_size() <= kMaxMessages) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("messages has ", proto.messages_size(), ", want ", kMaxMessages, " or fewer"));
+}
+
+std::string TokenText(const TokenizerSpec& spec, int32_t token) {
+  const bool is_there = token >= 0 && token < static_cast<int32_t>(spec.tokens.size());
+  return is_there ? spec.tokens[token] : "";
+}
+
+absl::Status BeyondThisServer(const absl::Status& why) {
+  return absl::UnimplementedError(
+      absl::StrCat("messages: the model's chat template is more than this server renders (send "
+                   "text): ",
+                   why.message()));
+}
+
+// The conversation as the model was taught to read it.
+absl::StatusOr<std::string> RenderMessages(const v1::GenerateRequest& proto,
+                                           const TokenizerSpec& spec) {
+  if (spec.chat_template.empty()) {
+    return absl::FailedPreconditionError("messages: the model has no chat template: send text");
+  }
+  std::vector<ChatMessage> messages;
+  for (const v1::ChatMessage& message : proto.messages()) {
+    messages.push_back({.role = message.role(), .content = message.content()});
+  }
+  const auto chat = ChatTemplate::Parse(spec.chat_template);
+  if (!chat.ok()) return BeyondThisServer(chat.status());
+  absl::StatusOr<std::string> text = chat->Render(messages, TokenText(spec, spec.begin_of_text),
+                                                  TokenText(spec, spec.end_of_turn));
+  if (text.ok()) return text;
+  if (absl::IsUnimplemented(text.status())) return BeyondThisServer(text.status());
+  return absl::Status(text.status().code(), absl::StrCat("messages: the model's chat template: ",
+                                                         text.status().message()));
+}
+
 absl::StatusOr<std::vector<int32_t>> ParsePrompt(const v1::GenerateRequest& proto,
                                                  const GenerationLimits& limits) {
-  if (proto.text().empty() == proto.tokens().empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("text has ", proto.text().size(),
-                                                   " bytes and tokens has ", proto.tokens_size(),
-                                                   " ids, want exactly one of the two"));
-  }
+  HW_RETURN_IF_ERROR(CheckOnePrompt(proto));
   if (proto.tokens().empty()) {
     const bool has_suffix = !proto.suffix_text().empty() || !proto.suffix_tokens().empty();
-    return InField("text", limits.tokenizer.EncodePrompt(proto.text(), has_suffix));
+    if (proto.messages().empty()) {
+      return InField("text", limits.tokenizer.EncodePrompt(proto.text(), has_suffix));
+    }
+    HW_ASSIGN_OR_RETURN(const std::string text, RenderMessages(proto, limits.tokenizer.spec()));
+    return InField("messages", limits.tokenizer.EncodePrompt(text, has_suffix));
   }
   HW_RETURN_IF_ERROR(CheckTokens("tokens", proto.tokens(), limits.vocab_size));
   return std::vector<int32_t>(proto.tokens().begin(), proto.tokens().end());

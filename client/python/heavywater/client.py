@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from heavywater.errors import translated
 from heavywater.generation import Generation
-from heavywater.generation_request import generation_request
+from heavywater.generation_request import Prompt, generation_request
 from heavywater.model import Model
 from heavywater.pages import rows_of, split_rows
 from heavywater.retry import read_with_retries
@@ -104,7 +104,7 @@ class Client:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         suffix: str | Sequence[int] = (),
         max_new_tokens: int = 0,
@@ -121,7 +121,8 @@ class Client:
         tenant: str = "",
         resume_timeout_s: float = 60.0,
     ) -> Generation:
-        """Continues a prompt, given as text or token ids. The defaults are the API's.
+        """Continues a prompt, given as text or token ids, or answers a conversation, given as messages ({"role",
+        "content"} each), which the server renders with the model's chat template. The defaults are the API's.
 
         When a server dies or the connection breaks after the request was accepted, the
         same stream goes on, each token exactly once, as soon as a server is there again:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from heavywater.errors import HeavywaterError
 from heavywater.v1 import common_pb2, generation_pb2
+
+# A text, token ids, or the messages of a conversation ({"role", "content"} each).
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 
 
 def generation_request(
-    prompt: str | Sequence[int],
+    prompt: Prompt,
     suffix: str | Sequence[int],
     *,
     max_new_tokens: int,
@@ -40,13 +44,21 @@ def generation_request(
     )
     if isinstance(prompt, str):
         request.text = prompt
+    elif prompt and isinstance(prompt[0], Mapping):
+        request.messages.extend(_message(message) for message in cast(Sequence[Mapping[str, str]], prompt))
     else:
-        request.tokens.extend(prompt)
+        request.tokens.extend(cast(Sequence[int], prompt))
     if isinstance(suffix, str):
         request.suffix_text = suffix
     else:
         request.suffix_tokens.extend(suffix)
     return request
+
+
+def _message(message: Mapping[str, str]) -> generation_pb2.ChatMessage:
+    if message.keys() != {"role", "content"}:
+        raise ValueError(f"a message has {sorted(message)}, want role and content")
+    return generation_pb2.ChatMessage(role=message["role"], content=message["content"])
 
 
 class Resumption:

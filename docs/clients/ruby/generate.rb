@@ -1,6 +1,6 @@
-# Generates a text and shows what stayed on the device:
+# Answers a question and shows what stayed on the device:
 #
-#   ruby -I GENERATED generate.rb WORKER CACHE PROMPT
+#   ruby -I GENERATED generate.rb WORKER CACHE QUESTION
 #
 # GENERATED is where grpc_tools_ruby_protoc has put heavywater/v1 (docs/clients.md).
 require "heavywater/v1/generation_services_pb"
@@ -33,14 +33,14 @@ def each_token(stub, request, attempts: 30)
   end
 end
 
-worker_address, cache_address, prompt = ARGV
-abort "usage: generate.rb WORKER CACHE PROMPT" unless prompt
+worker_address, cache_address, question = ARGV
+abort "usage: generate.rb WORKER CACHE QUESTION" unless question
 
 worker = V1::GenerationService::Stub.new(worker_address, :this_channel_is_insecure)
 cache = V1::SequenceService::Stub.new(cache_address, :this_channel_is_insecure)
 
 request = V1::GenerateRequest.new(
-  text: prompt,
+  messages: [V1::ChatMessage.new(role: "user", content: question)], # the server knows the model's chat template
   max_new_tokens: 24,
   policy: V1::PolicyOptions.new(policy: "snapkv_h2o", heavy_tokens: 16, recent_tokens: 16)
 )

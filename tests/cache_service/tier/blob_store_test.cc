@@ -213,6 +213,19 @@ TEST_F(BlobStoreTest, WhatATierHasLostIsDroppedOnce) {
   EXPECT_TRUE(blobs_->Has({"space", "0"})) << "it is new since";
 }
 
+TEST_F(BlobStoreTest, BytesThatHaveChangedInMemoryAreFoundAlsoInAPageThatIsNotFull) {
+  Make(2 * kMiB, 2 * kMiB);
+  const std::string value = BytesOf(5, 1000);
+  ASSERT_TRUE(Put({"space", "key"}, value).ok());
+  Slab& slab = store_->slab();
+  char* const memory = reinterpret_cast<char*>(slab.At(0));
+  const std::string_view all(memory, slab.object_bytes());
+  const size_t at = all.find(value);
+  ASSERT_NE(at, std::string_view::npos);
+  memory[at + 17] ^= 1;
+  EXPECT_TRUE(absl::IsDataLoss(Get({"space", "key"}).status()));
+}
+
 TEST_F(BlobStoreTest, ErasedValuesGiveTheirRoomBack) {
   Make(8 * kMiB, 8 * kMiB);
   const int64_t free = store_->Stats().free_bytes;

@@ -69,10 +69,11 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[generation_pb2.GenerateResponse]:
         self.requests.append(request)
-        if not request.text and not request.tokens:
+        text = request.text or "".join(message.content for message in request.messages)
+        if not text and not request.tokens:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "neither text nor tokens, want one")
         context.add_callback(self.cancelled.set)
-        prompt = len(request.tokens) or len(request.text)
+        prompt = len(request.tokens) or len(text)
         suffix = len(request.suffix_tokens) or len(request.suffix_text)
         seen = prompt + suffix
         count = len(request.forced_tokens) or request.max_new_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,7 +26,31 @@ def ruby(folder: Path) -> list[str]:
     return ["ruby", "-I", str(folder), str(CLIENTS / "ruby/generate.rb")]
 
 
-@pytest.fixture(scope="module", params=[ruby], ids=["ruby"])
+def go(folder: Path) -> list[str]:
+    gopath = Path("/usr/share/gocode")  # where Debian's packages have their sources
+    wanted = [shutil.which("go"), shutil.which("protoc-gen-go"), shutil.which("protoc-gen-go-grpc")]
+    if None in wanted or not (gopath / "src/google.golang.org/grpc").is_dir():
+        pytest.skip("Go or its packages for gRPC are not installed (deploy/local/packages.txt)")
+    protos = [str(path.relative_to(ROOT / "proto")) for path in (ROOT / "proto").glob("heavywater/v1/*.proto")]
+    (folder / "src").mkdir()
+    command = ["protoc", "-I", ".", f"--go_out={folder}/src", f"--go-grpc_out={folder}/src"]
+    for proto in protos:
+        command += [f"--go_opt=M{proto}=heavywater/v1", f"--go-grpc_opt=M{proto}=heavywater/v1"]
+    subprocess.run([*command, *protos], cwd=ROOT / "proto", check=True, timeout=60)
+    environment = {
+        **os.environ,
+        "GO111MODULE": "off",
+        "GOFLAGS": "-p=2",
+        "GOPATH": f"{folder}:{gopath}",
+        "GOCACHE": os.environ.get("GOCACHE", str(folder / "cache")),
+    }
+    program = folder / "generate"
+    build = ["go", "build", "-o", str(program), str(CLIENTS / "go/generate.go")]
+    subprocess.run(build, env=environment, check=True, timeout=600)
+    return [str(program)]
+
+
+@pytest.fixture(scope="module", params=[ruby, go], ids=["ruby", "go"])
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return request.param(tmp_path_factory.mktemp("client"))
 
@@ -37,7 +62,7 @@ def run(program: list[str], *arguments: str) -> subprocess.CompletedProcess[str]
 def test_it_prints_the_text_the_figures_and_the_sets(program: list[str], local_servers: LocalServers) -> None:
     policy = PolicyOptions(policy="snapkv_h2o", heavy_tokens=16, recent_tokens=16)
     with local_servers.client() as client:
-        expected = client.generate(PROMPT, max_new_tokens=24, policy=policy)
+        expected = client.generate([{"role": "user", "content": PROMPT}], max_new_tokens=24, policy=policy)
         text = expected.text()
         (first,) = client.get_sets(expected.sequence_id, [0])
         client.close(expected.sequence_id)

@@ -47,6 +47,16 @@ def test_generate_sends_what_it_was_given(client: Client, servers: FakeServers) 
     assert request.tenant == "t"
 
 
+def test_a_conversation_is_sent_as_messages(client: Client, servers: FakeServers) -> None:
+    client.generate([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], max_new_tokens=1).text()
+    (request,) = servers.worker.requests
+    assert [(message.role, message.content) for message in request.messages] == [("system", "s"), ("user", "u")]
+    assert not request.text
+    assert not request.tokens
+    with pytest.raises(ValueError, match="want role and content"):
+        client.generate([{"role": "user"}], max_new_tokens=1)
+
+
 def test_logits_arrive_as_an_array_of_the_vocabulary(client: Client) -> None:
     (token,) = client.generate([2, 3], forced_tokens=[7], return_logits=True, policy=PolicyOptions(policy="full"))
     assert token.token == 7

@@ -42,6 +42,26 @@ def test_generate_answers_in_the_chat_format(local_servers: LocalServers) -> Non
     assert figures["tokens_seen"] > figures["prompt_tokens"] > 20
 
 
+def test_a_conversation_reads_for_the_server_as_its_template_says(local_servers: LocalServers) -> None:
+    """What the server renders is what Jinja makes of the model's template."""
+    conversations = [
+        [{"role": "user", "content": "What is the capital of France?"}],
+        [{"role": "system", "content": "Answer in one word."}, {"role": "user", "content": "Is water wet?"}],
+        [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": " Hello!\n"},
+            {"role": "user", "content": "Naïve 你好 🙂"},
+        ],
+    ]
+    with local_servers.client() as client:
+        model = client.get_model()
+        for messages in conversations:
+            answered = client.generate(messages, max_new_tokens=8)
+            rendered = client.generate(model.chat(messages), max_new_tokens=8)
+            assert [token.token for token in answered] == [token.token for token in rendered]
+            assert answered.summary.prompt_tokens == rendered.summary.prompt_tokens
+
+
 def test_diff_names_what_a_policy_evicted_and_recall_reads_it(local_servers: LocalServers, tmp_path: Path) -> None:
     words = (Path(__file__).parents[3] / "docs/architecture.md").read_text()
     text = tmp_path / "text.txt"

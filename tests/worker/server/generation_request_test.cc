@@ -1,9 +1,11 @@
 #include "worker/server/generation_request.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -29,6 +31,28 @@ class GenerationRequestTest : public ::testing::Test {
 
   const Tokenizer tokenizer_ = TinyTokenizer();
 };
+
+v1::GenerateRequest Conversation() {
+  v1::GenerateRequest request;
+  request.set_max_new_tokens(3);
+  for (const auto& [role, content] : {std::pair("user", "ab"), {"assistant", "c"}, {"user", "b"}}) {
+    v1::ChatMessage& message = *request.add_messages();
+    message.set_role(role);
+    message.set_content(content);
+  }
+  return request;
+}
+
+absl::StatusOr<GenerationRequest> ParseWithTemplate(const v1::GenerateRequest& request,
+                                                    const std::string& chat_template) {
+  TokenizerSpec spec = TinyTokenizer().spec();
+  spec.chat_template = chat_template;
+  const Tokenizer tokenizer = *Tokenizer::Create(std::move(spec));
+  return ParseGenerateRequest(request, {.tokenizer = tokenizer,
+                                        .context_tokens = kTinyContext,
+                                        .vocab_size = kTinyVocab,
+                                        .shape = {.num_layers = 1}});
+}
 
 v1::GenerateRequest Good() {
   v1::GenerateRequest request;
@@ -322,6 +346,41 @@ TEST_F(GenerationRequestTest, ForcedTokensSetTheNumberOfNewOnes) {
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(parsed->max_new_tokens, 2);
   EXPECT_THAT(parsed->forced, ElementsAre(7, 8));
+}
+
+TEST_F(GenerationRequestTest, MessagesAreThePromptThatTheModelsTemplateMakesOfThem) {
+  const auto parsed = ParseWithTemplate(
+      Conversation(),
+      "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ eos_token }}{% endfor %}a");
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  v1::GenerateRequest by_text;
+  by_text.set_max_new_tokens(3);
+  const std::string end = tokenizer_.spec().tokens[kTinyEnd];
+  by_text.set_text("uab" + end + "ac" + end + "ub" + end + "a");
+  EXPECT_EQ(parsed->prompt, Parse(by_text)->prompt);
+  EXPECT_EQ(std::ranges::count(parsed->prompt, kTinyEnd), 3) << "control tokens are recognised";
+}
+
+TEST_F(GenerationRequestTest, WhyMessagesCannotBeRenderedIsSaid) {
+  const absl::Status none = Parse(Conversation()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(none)) << none;
+  EXPECT_THAT(none.message(), HasSubstr("no chat template"));
+  const absl::Status refused =
+      ParseWithTemplate(Conversation(), "{{ raise_exception('no system') }}").status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("messages: the model's chat template: no system"));
+  for (const char* unknown : {"{{ messages | tojson }}", "{{ messages | }}"}) {
+    const absl::Status status = ParseWithTemplate(Conversation(), unknown).status();
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr("more than this server renders (send text)"));
+  }
+  v1::GenerateRequest both = Conversation();
+  both.set_text("x");
+  EXPECT_THAT(ParseWithTemplate(both, "a").status().message(), HasSubstr("exactly one"));
+  v1::GenerateRequest many = Good();
+  many.clear_tokens();
+  for (int i = 0; i < 4097; ++i) many.add_messages();
+  EXPECT_THAT(ParseWithTemplate(many, "a").status().message(), HasSubstr("4096 or fewer"));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from heavywater.aio.generation import Generation
 from heavywater.client import CHANNEL_OPTIONS, wanted
 from heavywater.errors import HeavywaterError, translated
-from heavywater.generation_request import generation_request
+from heavywater.generation_request import Prompt, generation_request
 from heavywater.model import Model
 from heavywater.pages import rows_of, split_rows
 from heavywater.retry import BACKOFFS_S
@@ -90,7 +90,7 @@ class Client:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         *,
         suffix: str | Sequence[int] = (),
         max_new_tokens: int = 0,
