@@ -44,6 +44,24 @@ def test_the_oracle_is_asked_for_its_true_top_and_only_by_head() -> None:
         sweep_rows(["oracle"], ["layer"], [0.1])
 
 
+def test_adaptive_rows_are_those_of_policies_that_score_the_prompt_by_head() -> None:
+    rows = sweep_rows(["streaming", "h2o"], ["kv_head", "layer"], [0.2], ["even", "adaptive"])
+    assert [row.name for row in rows] == [
+        "full",
+        "streaming-kv_head-0.2",
+        "h2o-kv_head-0.2",
+        "h2o-kv_head-0.2-adaptive",
+        "streaming-layer-0.2",
+        "h2o-layer-0.2",
+    ]
+    assert rows[3].options(1000).head_budgets == "adaptive"
+    for policies, scopes in ((["streaming"], ["kv_head"]), (["h2o"], ["layer"])):
+        with pytest.raises(ValueError, match="'adaptive' divides a layer's slots by scores"):
+            sweep_rows(policies, scopes, [0.2], ["even", "adaptive"])
+    with pytest.raises(ValueError, match="'ada' is not one of even, adaptive"):
+        sweep_rows(["h2o"], ["kv_head"], [0.2], ["ada"])
+
+
 def test_results_survive_and_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "state.jsonl"
     first = ResultsFile(file, {"prompt": 8})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heavywater.eval.rows import ORACLE
+from heavywater.eval.rows import ADAPTIVE, ORACLE
 
 # Okabe and Ito's palette, and a marker each: two ways to tell curves apart.
 _STYLES = {
@@ -58,12 +58,8 @@ def quality_plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> N
     Without the oracle, which keeps everything.
     """
     figure, (divergence, perplexity) = _figure(11, 4.6, ncols=2)
-    curves: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["budget"] is not None and row["policy"] != ORACLE:
-            curves.setdefault("recall" if row["recall"] else row["policy"], []).append(row)
     for axes, key in ((divergence, "kl"), (perplexity, "ppl")):
-        for name, curve in curves.items():
+        for (name, *variant), curve in _curves(rows).items():
             points = sorted(curve, key=lambda row: row["bytes_ratio"])
             colour, marker = _STYLES.get(name, _OTHER)
             axes.plot(
@@ -72,7 +68,8 @@ def quality_plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> N
                 color=colour,
                 marker=marker,
                 linewidth=1.8,
-                label=name,
+                linestyle="--" if ADAPTIVE in variant else ":" if "layer" in variant else "-",
+                label=", ".join([name, *variant]),
             )
         axes.set_xlabel("KV bytes on the device, % of the full cache")
     divergence.set_yscale("log")
@@ -95,6 +92,19 @@ def quality_plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> N
     divergence.legend(frameon=False, ncols=2, fontsize=9)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     _save(figure, path)
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
+    """By policy; where there are rows in both scopes, or with divided slots, by those, too."""
+    drawn = [row for row in rows if row["budget"] is not None and row["policy"] != ORACLE]
+    scopes = {row["scope"] for row in drawn}
+    curves: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in drawn:
+        name = ["recall" if row["recall"] else row["policy"]]
+        name += [row["scope"]] if len(scopes) > 1 else []
+        name += [ADAPTIVE] if row.get("head_budgets") == ADAPTIVE else []
+        curves.setdefault(tuple(name), []).append(row)
+    return curves
 
 
 def mass_plot(shares: npt.NDArray[np.float64], fractions: Sequence[float], path: Path, title: str) -> None:

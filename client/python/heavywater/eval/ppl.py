@@ -30,6 +30,7 @@ class RowResult:
         return {
             "policy": self.row.policy,
             "scope": self.row.scope,
+            "head_budgets": self.row.head_budgets if self.row.scope == "kv_head" else None,
             "budget": self.row.budget,
             "recall": self.row.recall is not None,
             "recall_tokens": self.row.recall,
