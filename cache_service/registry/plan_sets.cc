@@ -52,9 +52,13 @@ void AddResident(const ResidentPositions& resident, int64_t recent_begin,
   set->mutable_scores()->Add(recent_scores.begin(), recent_scores.end());
 }
 
-int64_t RecentTokens(const v1::ResolvedBudget& budget, int layer) {
-  return layer < budget.layer_recent_tokens_size() ? budget.layer_recent_tokens(layer)
-                                                   : budget.recent_tokens();
+// Where KV heads have budgets of their own, recent is the same share of each.
+int64_t RecentTokens(const v1::ResolvedBudget& budget, int layer, int64_t kept) {
+  const bool by_layer = layer < budget.layer_recent_tokens_size();
+  const int64_t recent = by_layer ? budget.layer_recent_tokens(layer) : budget.recent_tokens();
+  if (budget.head_budgets() != "adaptive" || budget.budget_tokens() == 0) return recent;
+  const int64_t even = by_layer ? budget.layer_budget_tokens(layer) : budget.budget_tokens();
+  return std::max<int64_t>(recent * kept / std::max<int64_t>(even, 1), 1);
 }
 
 }  // namespace
@@ -73,7 +77,8 @@ std::vector<v1::SequenceSet> SplitSets(const ReportedPlan& plan, const v1::Resol
     set.set_plan(plan.number);
     set.set_tokens_seen(plan.tokens_seen);
     set.set_plan_hash(plan.hash);
-    AddResident(resident, plan.tokens_seen - RecentTokens(budget, layer), budget, &set);
+    const auto kept = static_cast<int64_t>(resident.positions.size());
+    AddResident(resident, plan.tokens_seen - RecentTokens(budget, layer, kept), budget, &set);
     const NotResident gone = Split(plan, kv_head, resident);
     AppendFlat(gone.demoted, set.mutable_demoted_ranges());
     AppendFlat(gone.dropped, set.mutable_dropped_ranges());

@@ -50,13 +50,21 @@ class HeadCaches:
 
 
 def split(votes: Doubles, total: int) -> Ints:
-    """Slots for each row of votes [rows][columns]: as the best `total` of all are spread, above a floor."""
+    """Slots for each row of votes [rows][columns]: as the best `total` of all are spread, above a floor.
+
+    As worker/policy/head_budgets.h divides them; what rounding leaves goes to the rows with most of the best.
+    """
     rows, columns = votes.shape
     best = np.argsort(-votes.ravel(), kind="stable")[:total]
     counts = np.bincount(best // columns, minlength=rows)
-    slots = np.floor((1 - FLOOR) * counts + FLOOR * total / rows + 1e-9).astype(np.int64)
-    slots[np.argsort(-counts, kind="stable")[: total - slots.sum()]] += 1
-    return np.minimum(slots, columns)
+    even = total // rows
+    least = int(FLOOR * even + 1e-6)
+    slots = least + (even - least) * counts // max(even, 1)
+    while slots.sum() < total:
+        for row in np.argsort(-counts, kind="stable"):
+            if slots.sum() < total and slots[row] < columns:
+                slots[row] += 1
+    return slots.astype(np.int64)
 
 
 def budgets_of(prompt: Sequence[PromptLayer], fraction: float, how: Split) -> Ints:

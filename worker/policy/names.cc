@@ -31,6 +31,11 @@ constexpr std::array kScopes = {
     Named<Scope>{Scope::kKvHead, "kv_head"},
 };
 
+constexpr std::array kHeadBudgets = {
+    Named<HeadBudgets>{HeadBudgets::kEven, "even"},
+    Named<HeadBudgets>{HeadBudgets::kAdaptive, "adaptive"},
+};
+
 constexpr std::array kPositions = {
     Named<Positions>{Positions::kAbsolute, "absolute"},
     Named<Positions>{Positions::kCacheRelative, "cache_relative"},
@@ -79,6 +84,10 @@ absl::StatusOr<Policy> ParsePolicy(std::string_view name) {
 }
 std::string_view ScopeName(Scope scope) { return NameIn(kScopes, scope); }
 absl::StatusOr<Scope> ParseScope(std::string_view name) { return ParseIn(kScopes, "scope", name); }
+std::string_view HeadBudgetsName(HeadBudgets budgets) { return NameIn(kHeadBudgets, budgets); }
+absl::StatusOr<HeadBudgets> ParseHeadBudgets(std::string_view name) {
+  return ParseIn(kHeadBudgets, "head_budgets", name);
+}
 std::string_view PositionsName(Positions positions) { return NameIn(kPositions, positions); }
 absl::StatusOr<Positions> ParsePositions(std::string_view name) {
   return ParseIn(kPositions, "positions", name);

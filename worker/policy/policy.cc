@@ -150,6 +150,33 @@ absl::Status CheckOracle(const PolicyOptions& options) {
       "scope is layer, want kv_head with policy oracle: each head chooses within its own step");
 }
 
+bool HasPromptScores(Policy policy) {
+  return policy != Policy::kFull && policy != Policy::kStreaming && policy != Policy::kOracle;
+}
+
+absl::Status CheckHeadBudgets(const PolicyOptions& options) {
+  if (options.head_budgets == HeadBudgets::kEven) return absl::OkStatus();
+  const auto want_even = [](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("head_budgets is adaptive, want even ", why));
+  };
+  if (!(options.head_budget_floor >= 0 && options.head_budget_floor <= 1)) {  // NaN is outside
+    return absl::InvalidArgumentError(
+        absl::StrCat("head_budget_floor is ", options.head_budget_floor, ", want 0 to 1"));
+  }
+  if (options.scope == Scope::kLayer) {
+    return want_even("with scope layer, where all heads share one set");
+  }
+  if (!HasPromptScores(options.policy)) {
+    return want_even(absl::StrCat("with policy ", std::string(PolicyName(options.policy)),
+                                  ", which has no scores of the prompt to divide slots by"));
+  }
+  if (options.recall.enabled) {
+    return want_even("with recall: promotion counts on sets of equal size");
+  }
+  if (options.positions == Positions::kAbsolute) return absl::OkStatus();
+  return want_even("with positions cache_relative: a query has one place in a layer's sets");
+}
+
 // Sketches estimate logits of keys where they are; there a key turns with every plan.
 absl::Status CheckPositions(const PolicyOptions& options) {
   if (options.positions == Positions::kAbsolute) return absl::OkStatus();
@@ -176,6 +203,7 @@ absl::Status Check(const PolicyOptions& options, int64_t prompt_tokens) {
   HW_RETURN_IF_ERROR(CheckScissorhands(options));
   HW_RETURN_IF_ERROR(CheckPyramid(options));
   HW_RETURN_IF_ERROR(CheckOracle(options));
+  HW_RETURN_IF_ERROR(CheckHeadBudgets(options));
   HW_RETURN_IF_ERROR(CheckPositions(options));
   return CheckRecall(options);
 }

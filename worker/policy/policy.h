@@ -39,6 +39,12 @@ enum class Scope {
   kKvHead,  // each KV head its own
 };
 
+// How a layer's slots are divided among its KV heads, in scope kv_head.
+enum class HeadBudgets {
+  kEven,      // each KV head has as many
+  kAdaptive,  // where the layer's highest scores lie (head_budgets.h)
+};
+
 // Where attention sees a token.
 enum class Positions {
   kAbsolute,       // at its place in the text: K is stored rotated
@@ -80,6 +86,8 @@ struct PolicyOptions {
   int history_window = 400;     // scissorhands: queries whose pivotal positions count
   double pyramid_beta = 20;     // pyramidkv: the mean budget over the last layer's, beyond windows
   bool pooled_seeds = false;    // snapkv_h2o: decode's scores start from the pooled votes
+  HeadBudgets head_budgets = HeadBudgets::kEven;
+  double head_budget_floor = 0.2;  // adaptive: of an even share, what every KV head gets
   Positions positions = Positions::kAbsolute;
   // Above 0: heavy_tokens is solved when the sequence opens, so that all KV bytes
   // on the device (slots, scores, tables, sketches) are this share of the full
@@ -147,11 +155,13 @@ absl::StatusOr<Budget> ResolveBudget(const PolicyOptions& options, int64_t promp
 
 // Names as in configuration, proto and tables: "full", "streaming", "h2o",
 // "snapkv", "snapkv_h2o", "scissorhands", "pyramidkv", "oracle"; "layer", "kv_head";
-// "absolute", "cache_relative". INVALID_ARGUMENT lists the names.
+// "even", "adaptive"; "absolute", "cache_relative". INVALID_ARGUMENT lists the names.
 std::string_view PolicyName(Policy policy);
 absl::StatusOr<Policy> ParsePolicy(std::string_view name);
 std::string_view ScopeName(Scope scope);
 absl::StatusOr<Scope> ParseScope(std::string_view name);
+std::string_view HeadBudgetsName(HeadBudgets budgets);
+absl::StatusOr<HeadBudgets> ParseHeadBudgets(std::string_view name);
 std::string_view PositionsName(Positions positions);
 absl::StatusOr<Positions> ParsePositions(std::string_view name);
 

@@ -32,6 +32,13 @@ void BindOptions(nb::module_& module) {
           [](PolicyOptions& o, const std::string& name) {
             o.scope = ValueOrRaise(ParseScope(name));
           })
+      .def_prop_rw(
+          "head_budgets",
+          [](const PolicyOptions& o) { return std::string(HeadBudgetsName(o.head_budgets)); },
+          [](PolicyOptions& o, const std::string& name) {
+            o.head_budgets = ValueOrRaise(ParseHeadBudgets(name));
+          })
+      .def_rw("head_budget_floor", &PolicyOptions::head_budget_floor)
       .def_rw("heavy_tokens", &PolicyOptions::heavy_tokens)
       .def_rw("recent_tokens", &PolicyOptions::recent_tokens)
       .def_rw("heavy_ratio", &PolicyOptions::heavy_ratio)

@@ -29,8 +29,8 @@ struct ActiveItem {
   absl::Status status;                // OK: it runs on this rank
   SequenceCache* sequence = nullptr;  // null: not open on this rank, or without a prompt
   int64_t first_row = 0;              // in the step's rows
-  std::vector<int64_t> used_before;   // [num_layers]
-  std::vector<int32_t> slots;         // [num_layers][num_sets][num_tokens], as far as taken
+  std::vector<int64_t> used_before;   // [num_blocks]
+  std::vector<int32_t> slots;         // [num_blocks][num_sets][num_tokens], as far as taken
   GainsRegion gains;                  // of size 0 without scores to add
   RecallRegion recall;                // of size 0 without recall
   int64_t row_sums_begin = 0;         // in the exchange's buffer: a sum for each row of gains

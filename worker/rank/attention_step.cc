@@ -6,6 +6,7 @@
 #include "cache_service/base/status.h"
 #include "cache_service/base/step_phases.h"
 #include "worker/cache/device_bytes.h"
+#include "worker/rank/head_attention.h"
 #include "worker/rank/oracle_attention.h"
 #include "worker/rank/placed_attention.h"
 #include "worker/rank/plan.h"
@@ -67,6 +68,11 @@ absl::Status AttentionStep::AppendKv(int layer, const AttentionRows& rows) {
     if (!item.status.ok()) continue;
     const size_t taken = item.slots.size();
     item.sequence->TakeSlots(layer, item.spec.num_tokens, item.slots);
+    const int64_t first = item.spec.first_position;
+    item.sequence->host_pages().FillRows(
+        layer, first, first + item.spec.num_tokens,
+        std::span(host_rows).subspan(item.first_row * shape.num_kv_heads));
+    if (item.sequence->blocks().divided) continue;
     AppendItem append;
     append.layer = item.sequence->View(layer);
     append.first_token = item.first_row;
@@ -74,16 +80,13 @@ absl::Status AttentionStep::AppendKv(int layer, const AttentionRows& rows) {
     append.first_position = item.spec.first_position;
     append.slots = std::span(item.slots).subspan(taken);
     appends.push_back(append);
-    const int64_t first = item.spec.first_position;
-    item.sequence->host_pages().FillRows(
-        layer, first, first + item.spec.num_tokens,
-        std::span(host_rows).subspan(item.first_row * shape.num_kv_heads));
   }
   AppendParams params;
   params.items = appends;
   params.keys = rows.keys;
   params.values = rows.values;
   params.host_rows = host_rows;
+  HW_RETURN_IF_ERROR(AppendHeads(cache_, items_, layer, params));
   return cache_.backend().Append(shape, params, cache_.stream());
 }
 
@@ -109,6 +112,10 @@ absl::Status AttentionStep::Attend(int layer, const AttentionRows& rows) {
   RecallLimits limits;
   for (const ActiveItem& item : items_) {
     if (!item.status.ok()) continue;
+    if (item.sequence->blocks().divided) {
+      attends.emplace_back();  // attends by itself, below
+      continue;
+    }
     AttendItem attend;
     attend.layer = item.sequence->View(layer);
     attend.first_token = item.first_row;
@@ -125,26 +132,32 @@ absl::Status AttentionStep::Attend(int layer, const AttentionRows& rows) {
   HW_ASSIGN_OR_RETURN(params.queries, TurnToPlaces(cache_, layer, items_, attends, rows));
   params.out = rows.out;
   params.scale = cache_.attention_scale();
-  HW_ASSIGN_OR_RETURN(params.scratch,
-                      cache_.workspace().Scratch(cache_.backend().AttendScratchBytes(
-                          cache_.options().shape, capacity, limits)));
+  const int64_t of_heads = HeadScratchBytes(cache_, items_, layer);
+  const bool only_heads = of_heads > 0 && capacity == 0;
+  const int64_t of_layers =
+      only_heads ? 0
+                 : cache_.backend().AttendScratchBytes(cache_.options().shape, capacity, limits);
+  HW_ASSIGN_OR_RETURN(params.scratch, cache_.workspace().Scratch(std::max(of_heads, of_layers)));
   if (attends.size() < items_.size()) HW_RETURN_IF_ERROR(ZeroRowsThatDoNotRun(rows));
   HW_ASSIGN_OR_RETURN(attends, AttendOracles(layer, attends, params));
+  HW_RETURN_IF_ERROR(AttendHeads(cache_, items_, layer, params));
+  if (only_heads) return absl::OkStatus();
   params.items = attends;
   return cache_.backend().Attend(cache_.options().shape, params, cache_.stream());
 }
 
-// Runs the items that choose within the step, and returns the others.
+// Runs the items that choose within the step, and returns those that remain to be run
+// together.
 absl::StatusOr<std::vector<AttendItem>> AttentionStep::AttendOracles(
     int layer, std::span<const AttendItem> attends, const AttendParams& params) {
   std::vector<AttendItem> others;
   auto attend = attends.begin();
   for (const ActiveItem& item : items_) {
     if (!item.status.ok()) continue;
-    if (item.sequence->budget().attended_tokens == 0) {
-      others.push_back(*attend);
-    } else {
+    if (item.sequence->budget().attended_tokens > 0) {
       HW_RETURN_IF_ERROR(AttendToTheTop(cache_, *item.sequence, layer, *attend, params));
+    } else if (!item.sequence->blocks().divided) {
+      others.push_back(*attend);
     }
     ++attend;
   }

@@ -20,18 +20,18 @@ class Eviction {
       : cache_(cache),
         sequence_(sequence),
         backend_(cache.backend()),
-        num_layers_(cache.options().shape.num_layers),
-        num_sets_(sequence.sets().own_sets),
+        num_blocks_(sequence.blocks().num_blocks()),
+        num_sets_(sequence.blocks().sets.own_sets),
         used_(sequence.used()),
         most_used_(*std::max_element(used_.begin(), used_.end())) {}
 
   absl::Status Run(const PlanInput& input) {
     HW_RETURN_IF_ERROR(TakeCandidates(input));
     HW_RETURN_IF_ERROR(Allocate());
-    for (int layer = 0; layer < num_layers_; ++layer) HW_RETURN_IF_ERROR(Choose(layer));
+    for (int block = 0; block < num_blocks_; ++block) HW_RETURN_IF_ERROR(Choose(block));
     HW_RETURN_IF_ERROR(ReadChoice());
-    for (int layer = 0; layer < num_layers_; ++layer) {
-      for (int set = 0; set < num_sets_; ++set) HW_RETURN_IF_ERROR(HandOver(layer, set));
+    for (int block = 0; block < num_blocks_; ++block) {
+      for (int set = 0; set < num_sets_; ++set) HW_RETURN_IF_ERROR(HandOver(block, set));
     }
     return absl::OkStatus();
   }
@@ -39,31 +39,31 @@ class Eviction {
  private:
   using Candidates = std::vector<PromotionCandidate>;
 
-  int64_t IndexOf(int layer, int set) const { return int64_t{layer} * num_sets_ + set; }
-  const Candidates& CandidatesOf(int layer, int set) const {
-    return candidates_[IndexOf(layer, set)];
+  int64_t IndexOf(int block, int set) const { return int64_t{block} * num_sets_ + set; }
+  const Candidates& CandidatesOf(int block, int set) const {
+    return candidates_[IndexOf(block, set)];
   }
 
-  int64_t stride(int layer) const { return used_[layer] + num_candidates_; }
+  int64_t stride(int block) const { return used_[block] + num_candidates_; }
 
   // Rows of `stride_` have room for the most slots and candidates of any set.
   absl::Status TakeCandidates(const PlanInput& input) {
     size_t most = 0;
-    candidates_.resize(num_layers_ * num_sets_);
-    for (int layer = 0; layer < num_layers_ && input.recall.size() > 0; ++layer) {
+    candidates_.resize(num_blocks_ * num_sets_);
+    for (int block = 0; block < num_blocks_ && input.recall.size() > 0; ++block) {
       for (int set = 0; set < num_sets_; ++set) {
         HW_ASSIGN_OR_RETURN(Candidates taken,
-                            sequence_.recall()->TakeReports(layer, set, input.recall, input.sums,
+                            sequence_.recall()->TakeReports(block, set, input.recall, input.sums,
                                                             input.promotable_end));
         most = std::max(most, taken.size());
-        candidates_[IndexOf(layer, set)] = std::move(taken);
+        candidates_[IndexOf(block, set)] = std::move(taken);
       }
     }
     num_candidates_ = static_cast<int64_t>(most);
     stride_ = most_used_ + num_candidates_;
-    for (int layer = 0; layer < num_layers_; ++layer) {
+    for (int block = 0; block < num_blocks_; ++block) {
       const int64_t excess =
-          sequence_.table(layer, 0).resident() - sequence_.budget().OfLayer(layer).budget_tokens;
+          sequence_.table(block, 0).resident() - sequence_.BudgetOf(block).budget_tokens;
       max_victims_ = std::max(max_victims_, excess + num_candidates_);
     }
     return absl::OkStatus();
@@ -71,7 +71,7 @@ class Eviction {
 
   absl::Status Allocate() {
     Workspace& workspace = cache_.workspace();
-    const int64_t rows = int64_t{num_layers_} * num_sets_;
+    const int64_t rows = int64_t{num_blocks_} * num_sets_;
     HW_ASSIGN_OR_RETURN(masks_, workspace.Masks(rows * stride_));
     HW_ASSIGN_OR_RETURN(victims_, workspace.Victims(rows * max_victims_));
     HW_ASSIGN_OR_RETURN(victim_scores_, workspace.VictimScores(rows * max_victims_));
@@ -81,23 +81,23 @@ class Eviction {
     return absl::OkStatus();
   }
 
-  absl::Status Choose(int layer) {
-    const int64_t row = IndexOf(layer, 0);
-    const LayerView view = sequence_.View(layer);
-    const LayerBudget budget = sequence_.budget().OfLayer(layer);
+  absl::Status Choose(int block) {
+    const int64_t row = IndexOf(block, 0);
+    const LayerView view = sequence_.View(block);
+    const LayerBudget& budget = sequence_.BudgetOf(block);
     SelectParams select;
     select.positions = view.positions;
     select.scores = view.scores;
     select.stride = view.capacity;
     if (num_candidates_ > 0) {
-      HW_RETURN_IF_ERROR(JoinCandidates(layer));
+      HW_RETURN_IF_ERROR(JoinCandidates(block));
       select.positions = joined_positions_;
       select.scores = joined_scores_;
-      select.stride = stride(layer);
+      select.stride = stride(block);
     }
-    select.kept = masks_.Sub(row * stride_, num_sets_ * stride(layer));
+    select.kept = masks_.Sub(row * stride_, num_sets_ * stride(block));
     select.num_sets = num_sets_;
-    select.count = stride(layer);
+    select.count = stride(block);
     select.selection = {.budget_tokens = budget.budget_tokens,
                         .sink_tokens = sequence_.budget().sink_tokens,
                         .recent_tokens = budget.recent_tokens,
@@ -105,22 +105,22 @@ class Eviction {
     VictimsParams victims;
     victims.positions = select.positions;
     victims.scores = select.scores;
-    if (sequence_.options().policy.exposure > 0) HW_RETURN_IF_ERROR(Expose(layer, select));
+    if (sequence_.options().policy.exposure > 0) HW_RETURN_IF_ERROR(Expose(block, select));
     HW_RETURN_IF_ERROR(backend_.Select(select, cache_.stream()));
     victims.kept = select.kept;
     victims.victims = victims_.Sub(row * max_victims_, num_sets_ * max_victims_);
     victims.victim_scores = victim_scores_.Sub(row * max_victims_, num_sets_ * max_victims_);
     victims.num_sets = num_sets_;
     victims.stride = select.stride;
-    victims.kept_stride = stride(layer);
-    victims.used = used_[layer];
+    victims.kept_stride = stride(block);
+    victims.used = used_[block];
     victims.max_victims = max_victims_;
     return backend_.CollectVictims(victims, cache_.stream());
   }
 
   // Lets `select` choose by what each query that saw a position gave it. Through the
   // host: a power is the same there on every machine.
-  absl::Status Expose(int layer, SelectParams& select) {
+  absl::Status Expose(int block, SelectParams& select) {
     const int64_t count = num_sets_ * select.stride;
     HW_ASSIGN_OR_RETURN(const std::vector<Position> positions,
                         ReadDevice(select.positions.Sub(0, count), backend_, cache_.stream()));
@@ -141,21 +141,21 @@ class Eviction {
 
   // Residents' slots and then the candidates. The same memory serves layer after
   // layer: the stream keeps the order.
-  absl::Status JoinCandidates(int layer) {
-    const LayerView view = sequence_.View(layer);
+  absl::Status JoinCandidates(int block) {
+    const LayerView view = sequence_.View(block);
     for (int set = 0; set < num_sets_; ++set) {
       std::vector<Position> positions(num_candidates_, kNoPosition);
       std::vector<int64_t> scores(num_candidates_, 0);
-      const Candidates& candidates = CandidatesOf(layer, set);
+      const Candidates& candidates = CandidatesOf(block, set);
       for (size_t i = 0; i < candidates.size(); ++i) {
         positions[i] = candidates[i].position;
         scores[i] = candidates[i].score;
       }
-      const int64_t used = used_[layer];
+      const int64_t used = used_[block];
       HW_RETURN_IF_ERROR(Join(view.positions.Sub(set * view.capacity, used), positions,
-                              joined_positions_.Sub(set * stride(layer), stride(layer))));
+                              joined_positions_.Sub(set * stride(block), stride(block))));
       HW_RETURN_IF_ERROR(Join(view.scores.Sub(set * view.capacity, used), scores,
-                              joined_scores_.Sub(set * stride(layer), stride(layer))));
+                              joined_scores_.Sub(set * stride(block), stride(block))));
     }
     return absl::OkStatus();
   }
@@ -182,49 +182,49 @@ class Eviction {
                                cache_.stream());
   }
 
-  absl::Status HandOver(int layer, int set) {
-    const int64_t first = IndexOf(layer, set) * max_victims_;
+  absl::Status HandOver(int block, int set) {
+    const int64_t first = IndexOf(block, set) * max_victims_;
     std::span<const int32_t> victims = std::span(chosen_).subspan(first, max_victims_);
     victims = victims.first(std::find(victims.begin(), victims.end(), -1) - victims.begin());
     if (sequence_.recall() != nullptr) {
       std::vector<Position> positions;
       for (const int32_t slot : victims) {
-        positions.push_back(sequence_.table(layer, set).positions()[slot]);
+        positions.push_back(sequence_.table(block, set).positions()[slot]);
       }
-      sequence_.recall()->Demote(layer, set, positions,
+      sequence_.recall()->Demote(block, set, positions,
                                  std::span(scores_).subspan(first, victims.size()));
     }
-    HW_RETURN_IF_ERROR(sequence_.ReleaseVictims(layer, set, victims));
-    return Promote(layer, set);
+    HW_RETURN_IF_ERROR(sequence_.ReleaseVictims(block, set, victims));
+    return Promote(block, set);
   }
 
-  absl::Status Promote(int layer, int set) {
-    const Candidates& candidates = CandidatesOf(layer, set);
+  absl::Status Promote(int block, int set) {
+    const Candidates& candidates = CandidatesOf(block, set);
     std::vector<Position> positions;
     std::vector<int64_t> scores;
     for (size_t i = 0; i < candidates.size(); ++i) {
-      const int64_t candidate = used_[layer] + static_cast<int64_t>(i);
-      if (kept_[IndexOf(layer, 0) * stride_ + set * stride(layer) + candidate] == 0) continue;
+      const int64_t candidate = used_[block] + static_cast<int64_t>(i);
+      if (kept_[IndexOf(block, 0) * stride_ + set * stride(block) + candidate] == 0) continue;
       positions.push_back(candidates[i].position);
       scores.push_back(candidates[i].score);
     }
-    return sequence_.Promote(layer, set, positions, scores);
+    return sequence_.Promote(block, set, positions, scores);
   }
 
   RankCache& cache_;
   SequenceCache& sequence_;
   Backend& backend_;
-  const int num_layers_;
+  const int num_blocks_;
   const int num_sets_;
-  const std::vector<int64_t> used_;  // [num_layers] slots of a set
+  const std::vector<int64_t> used_;  // [num_blocks] slots of a set
   const int64_t most_used_;
-  std::vector<Candidates> candidates_;     // [num_layers][num_sets]
+  std::vector<Candidates> candidates_;     // [num_blocks][num_sets]
   int64_t num_candidates_ = 0;             // the most of them
   int64_t stride_ = 0;                     // the most slots and candidates
   int64_t max_victims_ = 0;                // of a set
-  DeviceSpan<uint8_t> masks_;              // [num_layers] of num_sets x stride_, in each
-                                           // [num_sets][stride(layer)] from its beginning
-  DeviceSpan<int32_t> victims_;            // [num_layers][num_sets][max_victims]
+  DeviceSpan<uint8_t> masks_;              // [num_blocks] of num_sets x stride_, in each
+                                           // [num_sets][stride(block)] from its beginning
+  DeviceSpan<int32_t> victims_;            // [num_blocks][num_sets][max_victims]
   DeviceSpan<int64_t> victim_scores_;      // likewise
   DeviceSpan<Position> joined_positions_;  // [num_sets][stride], of one layer
   DeviceSpan<int64_t> joined_scores_;      // likewise

@@ -44,10 +44,10 @@ absl::Status CheckCount(int layer, int row, int64_t sum, int64_t most) {
 absl::Status SumGainRows(const GainsRegion& region, DeviceSpan<int64_t> buffer,
                          DeviceSpan<int64_t> to, Backend& backend, Stream& stream) {
   const int rows = region.sets.rows();
-  for (int first = 0, end = 0; first < region.num_layers(); first = end) {
-    while (end < region.num_layers() && region.used[end] == region.used[first]) ++end;
+  for (int first = 0, end = 0; first < region.num_blocks(); first = end) {
+    while (end < region.num_blocks() && region.used[end] == region.used[first]) ++end;
     const int64_t count = int64_t{rows} * (end - first);
-    HW_RETURN_IF_ERROR(backend.SumRows(region.Layers(buffer, first, end - first),
+    HW_RETURN_IF_ERROR(backend.SumRows(region.Blocks(buffer, first, end - first),
                                        to.Sub(int64_t{rows} * first, count), count,
                                        region.used[first], stream));
   }
@@ -62,15 +62,16 @@ absl::Status CheckMass(const KvShape& shape, Scope scope, GainKind kind, const G
   const int64_t wanted = heads * queries << 32;
   HW_CHECK(static_cast<int64_t>(row_sums.size()) == region.num_rows());
   for (int64_t i = 0; i < region.num_rows(); ++i) {
-    const auto layer = static_cast<int>(i / region.sets.rows());
-    const auto row = static_cast<int>(i % region.sets.rows());
+    const int rows_of_layer = region.sets.rows() * region.blocks_per_layer;
+    const auto layer = first_layer + static_cast<int>(i / rows_of_layer);
+    const auto row = static_cast<int>(i % rows_of_layer);
     if (kind == GainKind::kPivotal) {
-      HW_RETURN_IF_ERROR(
-          CheckCount(first_layer + layer, row, row_sums[i], heads * queries * region.used[layer]));
+      const int64_t used = region.used[i / region.sets.rows()];
+      HW_RETURN_IF_ERROR(CheckCount(layer, row, row_sums[i], heads * queries * used));
       continue;
     }
-    HW_RETURN_IF_ERROR(CheckRow(first_layer + layer, row, row_sums[i],
-                                recalled.empty() ? 0 : recalled[i], wanted));
+    HW_RETURN_IF_ERROR(
+        CheckRow(layer, row, row_sums[i], recalled.empty() ? 0 : recalled[i], wanted));
   }
   return absl::OkStatus();
 }

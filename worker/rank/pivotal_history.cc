@@ -32,10 +32,10 @@ int64_t PivotalHistory::ScoreOf(const Row& row) const {
   return count * kPivotalGain + std::llrint(static_cast<double>(row.at_prompt) * left);
 }
 
-void PivotalHistory::AddSet(int layer, int set, std::span<const Position> positions,
+void PivotalHistory::AddSet(int block, int set, std::span<const Position> positions,
                             std::span<const int64_t> counts, std::span<int64_t> scores) {
   HW_CHECK(counts.size() >= positions.size() && scores.size() >= positions.size());
-  Rows& rows = rows_[int64_t{layer} * num_sets_ + set];
+  Rows& rows = rows_[int64_t{block} * num_sets_ + set];
   Rows residents;  // who is gone is forgotten
   for (size_t i = 0; i < positions.size(); ++i) {
     if (positions[i] == kNoPosition) continue;
@@ -53,19 +53,19 @@ void PivotalHistory::AddSet(int layer, int set, std::span<const Position> positi
 absl::Status PivotalHistory::AddCounts(RankCache& cache, SequenceCache& sequence,
                                        const GainsRegion& region, DeviceSpan<int64_t> buffer) {
   BeginPlan(sequence.queries_since_plan());
-  for (int layer = 0; layer < region.num_layers(); ++layer) {
-    const int64_t used = region.used[layer];
+  for (int block = 0; block < region.num_blocks(); ++block) {
+    const int64_t used = region.used[block];
     HW_ASSIGN_OR_RETURN(const std::vector<int64_t> counts,
-                        ReadDevice(DeviceSpan<const int64_t>(region.Own(buffer, layer)),
+                        ReadDevice(DeviceSpan<const int64_t>(region.Own(buffer, block)),
                                    cache.backend(), cache.stream()));
-    HW_ASSIGN_OR_RETURN(std::vector<int64_t> scores, sequence.ReadScores(layer));
-    const int64_t capacity = sequence.View(layer).capacity;
+    HW_ASSIGN_OR_RETURN(std::vector<int64_t> scores, sequence.ReadScores(block));
+    const int64_t capacity = sequence.View(block).capacity;
     for (int set = 0; set < num_sets_; ++set) {
-      AddSet(layer, set, sequence.table(layer, set).positions(),
+      AddSet(block, set, sequence.table(block, set).positions(),
              std::span(counts).subspan(set * used, used),
              std::span(scores).subspan(set * capacity, used));
     }
-    HW_RETURN_IF_ERROR(cache.backend().CopyToDevice(DeviceBytes(sequence.View(layer).scores),
+    HW_RETURN_IF_ERROR(cache.backend().CopyToDevice(DeviceBytes(sequence.View(block).scores),
                                                     std::as_bytes(std::span(scores)),
                                                     cache.stream()));
   }

@@ -29,8 +29,9 @@ class SequenceCache;
 // the scores back.
 class PivotalHistory {
  public:
-  PivotalHistory(int num_layers, int num_sets, int64_t window)
-      : num_sets_(num_sets), window_(window), rows_(int64_t{num_layers} * num_sets) {}
+  // Of `num_blocks` with `num_sets` each (BlockLayout).
+  PivotalHistory(int num_blocks, int num_sets, int64_t window)
+      : num_sets_(num_sets), window_(window), rows_(int64_t{num_blocks} * num_sets) {}
 
   // A plan: the counts since the last one (`region` of `buffer`, reduced) into the
   // history, and the device's scores from it. Before victims go.
@@ -41,7 +42,7 @@ class PivotalHistory {
   // scores of positions that are new here, out: everybody's. kNoPosition: left alone.
   // After BeginPlan(), each set once.
   void BeginPlan(int64_t queries);
-  void AddSet(int layer, int set, std::span<const Position> positions,
+  void AddSet(int block, int set, std::span<const Position> positions,
               std::span<const int64_t> counts, std::span<int64_t> scores);
 
  private:
@@ -58,7 +59,7 @@ class PivotalHistory {
   std::deque<int64_t> plans_;  // queries of each plan in the window, oldest first
   int64_t plan_queries_ = 0;   // their sum
   int64_t queries_ = 0;        // since the prompt
-  std::vector<Rows> rows_;     // [num_layers][num_sets]
+  std::vector<Rows> rows_;     // [num_blocks][num_sets]
 };
 
 }  // namespace heavywater

@@ -14,9 +14,9 @@ absl::Status AddGains(RankCache& cache, SequenceCache& sequence, const PlanInput
     return sequence.history()->AddCounts(cache, sequence, input.gains, input.buffer);
   }
   const double decay = DecayPower(sequence.options().policy.decay, sequence.queries_since_plan());
-  for (int layer = 0; layer < input.gains.num_layers(); ++layer) {
+  for (int block = 0; block < input.gains.num_blocks(); ++block) {
     HW_RETURN_IF_ERROR(cache.backend().AddScores(
-        sequence.View(layer), input.gains.Own(input.buffer, layer), decay, cache.stream()));
+        sequence.View(block), input.gains.Own(input.buffer, block), decay, cache.stream()));
   }
   return absl::OkStatus();
 }

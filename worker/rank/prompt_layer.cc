@@ -18,8 +18,11 @@
 namespace heavywater {
 
 PromptLayer::PromptLayer(RankCache& cache, SequenceCache& sequence)
-    : cache_(cache), sequence_(sequence), num_tokens_(sequence.options().prompt_tokens) {
-  region_.sets = sequence.sets();
+    : cache_(cache),
+      sequence_(sequence),
+      num_tokens_(sequence.options().prompt_tokens),
+      own_sets_(SetLayoutOf(cache.options(), sequence.options().policy.scope).own_sets) {
+  region_.sets = PromptSetsOf(cache.options(), sequence.options().policy);
   region_.begin = int64_t{kPromptFields} * cache.options().world_size;
   region_.used = {num_tokens_};
 }
@@ -33,12 +36,11 @@ absl::StatusOr<std::unique_ptr<PromptLayer>> PromptLayer::Create(RankCache& cach
 
 absl::Status PromptLayer::Allocate() {
   DeviceMemory& memory = cache_.mutable_memory();
-  const int64_t own = sequence_.sets().own_sets * num_tokens_;
+  const int64_t own = own_sets_ * num_tokens_;
   const KvShape& shape = cache_.options().shape;
   for (int layer = 0; layer < WholeLayers(shape, sequence_.options()); ++layer) {
-    HW_ASSIGN_OR_RETURN(LayerStorage whole,
-                        LayerStorage::CreateWhole(shape, sequence_.sets().own_sets, num_tokens_,
-                                                  memory, cache_.stream()));
+    HW_ASSIGN_OR_RETURN(LayerStorage whole, LayerStorage::CreateWhole(shape, own_sets_, num_tokens_,
+                                                                      memory, cache_.stream()));
     kv_.push_back(std::move(whole));
   }
   const auto allocate = [&memory](int64_t bytes) {
@@ -214,22 +216,29 @@ absl::StatusOr<DeviceSpan<int64_t>> PromptLayer::ExposedSums(DeviceSpan<int64_t>
   const double exposure = sequence_.options().policy.exposure;
   if (exposure == 0 || !has_scores()) return sums;
   HW_ASSIGN_OR_RETURN(std::vector<int64_t> values, ToHost(sums));
-  for (size_t i = 0; i < values.size(); ++i) {
-    const int64_t position = static_cast<int64_t>(i) % num_tokens_;
-    const int64_t queries = num_tokens_ - std::max(position, sequence_.first_scored_query());
-    values[i] = ExposedValue(values[i], queries, exposure);
-  }
+  Expose(values);
   const DeviceSpan<int64_t> votes = votes_.As<int64_t>();
   HW_RETURN_IF_ERROR(cache_.backend().CopyToDevice(
       DeviceBytes(votes), std::as_bytes(std::span(values)), cache_.stream()));
   return votes;
 }
 
-absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept(int layer) {
-  const Budget& budget = sequence_.budget();
-  const LayerBudget of_layer = budget.OfLayer(layer);
-  const int sets = region_.sets.own_sets;
-  const int64_t kept_per_set = PromptKept(of_layer, num_tokens_);
+// Rows of all positions.
+void PromptLayer::Expose(std::span<int64_t> sums) const {
+  const double exposure = sequence_.options().policy.exposure;
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const int64_t position = static_cast<int64_t>(i) % num_tokens_;
+    const int64_t queries = num_tokens_ - std::max(position, sequence_.first_scored_query());
+    sums[i] = ExposedValue(sums[i], queries, exposure);
+  }
+}
+
+// Of each set of `whole`; `ranking` is [sets][num_tokens].
+absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept(const LayerView& whole,
+                                                              DeviceSpan<const int64_t> ranking,
+                                                              const LayerBudget& budget) {
+  const int sets = whole.num_sets;
+  const int64_t kept_per_set = PromptKept(budget, num_tokens_);
   std::vector<Position> kept(sets * kept_per_set);
   if (kept_per_set == num_tokens_) {
     for (int set = 0; set < sets; ++set) {
@@ -238,15 +247,15 @@ absl::StatusOr<std::vector<Position>> PromptLayer::ChooseKept(int layer) {
     return kept;
   }
   SelectParams params;
-  params.positions = View(layer, num_tokens_).positions;
-  HW_ASSIGN_OR_RETURN(params.scores, Ranking());
-  params.kept = mask_.As<uint8_t>();
+  params.positions = whole.positions;
+  params.scores = ranking;
+  params.kept = mask_.As<uint8_t>(0, sets * num_tokens_);
   params.num_sets = sets;
   params.stride = num_tokens_;
   params.count = num_tokens_;
-  params.selection = {.budget_tokens = of_layer.prompt_budget_tokens,
-                      .sink_tokens = budget.sink_tokens,
-                      .recent_tokens = budget.prompt_recent_tokens,
+  params.selection = {.budget_tokens = budget.prompt_budget_tokens,
+                      .sink_tokens = sequence_.budget().sink_tokens,
+                      .recent_tokens = sequence_.budget().prompt_recent_tokens,
                       .tokens_seen = num_tokens_};
   HW_RETURN_IF_ERROR(cache_.backend().Select(params, cache_.stream()));
   HW_ASSIGN_OR_RETURN(const std::vector<uint8_t> mask,
@@ -294,16 +303,25 @@ absl::StatusOr<DeviceSpan<const int64_t>> PromptLayer::Seeds() {
 }
 
 absl::Status PromptLayer::Compress(int layer) {
-  HW_ASSIGN_OR_RETURN(const std::vector<Position> kept, ChooseKept(layer));
+  HW_RETURN_IF_ERROR(sequence_.blocks().divided ? CompressHeads(layer) : CompressWhole(layer));
+  if (kv_.size() > 1) kv_[layer] = LayerStorage();
+  return absl::OkStatus();
+}
+
+absl::Status PromptLayer::CompressWhole(int layer) {
+  const LayerView whole = View(layer, num_tokens_);
+  const LayerBudget budget = sequence_.budget().OfLayer(layer);
+  DeviceSpan<const int64_t> ranking;
+  if (PromptKept(budget, num_tokens_) < num_tokens_) {
+    HW_ASSIGN_OR_RETURN(ranking, Ranking());
+  }
+  HW_ASSIGN_OR_RETURN(const std::vector<Position> kept, ChooseKept(whole, ranking, budget));
   HW_ASSIGN_OR_RETURN(const DeviceSpan<const int64_t> seeds, Seeds());
   std::vector<int64_t> demoted_scores;
   if (sequence_.recall() != nullptr && !seeds.empty()) {
     HW_ASSIGN_OR_RETURN(demoted_scores, ToHost(seeds));
   }
-  HW_RETURN_IF_ERROR(
-      sequence_.AddPromptLayer(View(layer, num_tokens_), kept, seeds, demoted_scores));
-  if (kv_.size() > 1) kv_[layer] = LayerStorage();
-  return absl::OkStatus();
+  return sequence_.AddPromptBlock(whole, kept, seeds, demoted_scores);
 }
 
 }  // namespace heavywater

@@ -54,7 +54,14 @@ class PromptLayer {
   absl::Status CheckSums(int layer) const;
   absl::StatusOr<DeviceSpan<int64_t>> Ranking();
   absl::StatusOr<DeviceSpan<int64_t>> ExposedSums(DeviceSpan<int64_t> sums);
-  absl::StatusOr<std::vector<Position>> ChooseKept(int layer);
+  void Expose(std::span<int64_t> sums) const;
+  absl::StatusOr<std::vector<Position>> ChooseKept(const LayerView& whole,
+                                                   DeviceSpan<const int64_t> ranking,
+                                                   const LayerBudget& budget);
+  absl::Status CompressWhole(int layer);
+  // HeadBudgets::kAdaptive.
+  absl::Status CompressHeads(int layer);
+  absl::StatusOr<std::vector<int64_t>> KeptOfHeads(int layer) const;
   absl::StatusOr<DeviceSpan<const int64_t>> Seeds();
   absl::StatusOr<DeviceSpan<const int64_t>> PooledSeeds();
   absl::StatusOr<std::vector<int64_t>> ToHost(DeviceSpan<const int64_t> from) const;
@@ -62,12 +69,13 @@ class PromptLayer {
   RankCache& cache_;
   SequenceCache& sequence_;
   const int64_t num_tokens_;
+  const int own_sets_;            // of a layer
   GainsRegion region_;            // [rows][num_tokens] behind the agreement
   std::vector<LayerStorage> kv_;  // [1 or num_layers], slot == position
   DeviceBuffer sums_;             // the agreement, the region, the sums of its rows
   DeviceBuffer votes_;            // [own_sets][num_tokens], what the choice ranks by
-  DeviceBuffer mask_;
-  DeviceBuffer scratch_;      // [own_sets][num_tokens]
+  DeviceBuffer mask_;             // [own_sets][num_tokens]
+  DeviceBuffer scratch_;
   DeviceBuffer turned_keys_;  // of one layer, at cache-relative places
 };
 

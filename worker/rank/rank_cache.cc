@@ -144,7 +144,8 @@ absl::StatusOr<int64_t> RankCache::DeviceBytesNeeded(const SequenceOptions& opti
   HW_ASSIGN_OR_RETURN(const Budget budget, ResolveSequenceBudget(options_.shape, options));
   HW_RETURN_IF_ERROR(CheckPlaces(options_, options, budget));
   HW_RETURN_IF_ERROR(CheckOracle(options_, options));
-  return BytesOf(options_, backend_, budget, options, SlotCapacities(options_, budget, options))
+  HW_RETURN_IF_ERROR(CheckHeadBudgets(options_, options.policy));
+  return BytesOf(options_, backend_, budget, options, LargestSizes(options_, budget, options))
       .total();
 }
 

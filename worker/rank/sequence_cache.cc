@@ -19,16 +19,16 @@ SequenceCache::SequenceCache(const RankCacheOptions& rank, SequenceId id,
       options_(options),
       memory_(memory),
       stream_(stream),
-      sets_(SetLayoutOf(rank, options.policy.scope)) {}
+      blocks_(BlocksOf(rank, options.policy)) {}
 
 absl::StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Create(
     const RankCacheOptions& options, SequenceId id, const SequenceOptions& sequence,
     DeviceMemory& memory, Stream& stream, HostTier* tier) {
   std::unique_ptr<SequenceCache> cache(new SequenceCache(options, id, sequence, memory, stream));
   HW_ASSIGN_OR_RETURN(cache->budget_, ResolveSequenceBudget(options.shape, sequence));
-  cache->planned_capacities_ = SlotCapacities(options, cache->budget_, sequence);
+  cache->sizes_ = LargestSizes(options, cache->budget_, sequence);
   const SequenceBytes bytes =
-      BytesOf(options, memory.backend(), cache->budget_, sequence, cache->planned_capacities_);
+      BytesOf(options, memory.backend(), cache->budget_, sequence, cache->sizes_);
   HW_ASSIGN_OR_RETURN(cache->reservation_,
                       memory.Reserve(bytes.total(), absl::StrCat("sequence ", id)));
   HW_ASSIGN_OR_RETURN(cache->host_pages_, HostPages::Open(options, tier, id, sequence));
@@ -38,10 +38,10 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Create(
   }
   if (cache->budget_.gains == GainKind::kPivotal) {
     cache->history_ = std::make_unique<PivotalHistory>(
-        options.shape.num_layers, cache->sets_.own_sets, sequence.policy.history_window);
+        cache->blocks_.num_blocks(), cache->blocks_.sets.own_sets, sequence.policy.history_window);
   }
   if (sequence.policy.positions == Positions::kCacheRelative) {
-    const int64_t places = NumPlaces(options, sequence, cache->planned_capacities_);
+    const int64_t places = NumPlaces(options, sequence, cache->sizes_.capacities);
     HW_ASSIGN_OR_RETURN(cache->places_, CachePlaces::Create(options, places, memory, stream));
   }
   return cache;
@@ -63,30 +63,36 @@ absl::Status SequenceCache::BeginPrompt() {
   return absl::OkStatus();
 }
 
-absl::Status SequenceCache::AddPromptLayer(const LayerView& whole, std::span<const Position> kept,
+void SequenceCache::SetBudget(int block, const LayerBudget& budget) {
+  HW_CHECK(block >= static_cast<int>(storage_.size()));
+  sizes_.Set(block, budget, rank_, options_);
+}
+
+absl::Status SequenceCache::AddPromptBlock(const LayerView& whole, std::span<const Position> kept,
                                            DeviceSpan<const int64_t> seeds,
                                            std::span<const int64_t> demoted_scores) {
-  const int64_t kept_per_set = static_cast<int64_t>(kept.size()) / sets_.own_sets;
+  const int sets = blocks_.sets.own_sets;
+  const int64_t kept_per_set = static_cast<int64_t>(kept.size()) / sets;
   const int64_t page = rank_.shape.page_tokens;
-  const int64_t capacity = budget_.bounded_decode ? planned_capacities_[layers_.size()]
+  const int64_t capacity = budget_.bounded_decode ? sizes_.capacities[storage_.size()]
                                                   : (kept_per_set + page - 1) / page * page;
-  HW_ASSIGN_OR_RETURN(LayerStorage layer, LayerStorage::Create(rank_.shape, sets_.own_sets,
-                                                               capacity, memory_, stream_));
-  HW_RETURN_IF_ERROR(memory_.backend().GatherSlots(rank_.shape, whole, layer.View(rank_.shape),
+  HW_ASSIGN_OR_RETURN(LayerStorage block,
+                      LayerStorage::Create(blocks_.shape, sets, capacity, memory_, stream_));
+  HW_RETURN_IF_ERROR(memory_.backend().GatherSlots(blocks_.shape, whole, block.View(blocks_.shape),
                                                    kept, kept_per_set, seeds, whole.capacity,
                                                    stream_));
-  for (int set = 0; set < sets_.own_sets; ++set) {
-    layer.table(set).Assign(kept.subspan(set * kept_per_set, kept_per_set));
+  for (int set = 0; set < sets; ++set) {
+    block.table(set).Assign(kept.subspan(set * kept_per_set, kept_per_set));
   }
-  layers_.push_back(std::move(layer));
-  const int index = static_cast<int>(layers_.size()) - 1;
-  AddLayerHash(index);
+  storage_.push_back(std::move(block));
+  const int index = static_cast<int>(storage_.size()) - 1;
+  AddBlockHash(index);
   if (recall_ == nullptr) return absl::OkStatus();
   return recall_->AddPromptLayer(index, kept, demoted_scores);
 }
 
 void SequenceCache::FinishPrompt() {
-  HW_CHECK(static_cast<int>(layers_.size()) == rank_.shape.num_layers);
+  HW_CHECK(static_cast<int>(storage_.size()) == blocks_.num_blocks());
   prompt_done_ = true;
   tokens_seen_ = options_.prompt_tokens;
   host_pages_.Publish(tokens_seen_);
@@ -116,7 +122,7 @@ absl::Status SequenceCache::PrepareAppend(Position first_position, int64_t num_t
 // At places in the cache an append must end within those that there are.
 absl::Status SequenceCache::CheckPlacesLeft(int64_t num_tokens) const {
   if (places_ == nullptr) return absl::OkStatus();
-  for (const LayerStorage& layer : layers_) {
+  for (const LayerStorage& layer : storage_) {
     if (layer.resident() + num_tokens <= places_->num_places()) continue;
     return absl::OutOfRangeError(absl::StrCat(
         num_tokens, " tokens after ", layer.resident(), " resident ones, want at most ",
@@ -126,18 +132,21 @@ absl::Status SequenceCache::CheckPlacesLeft(int64_t num_tokens) const {
 }
 
 void SequenceCache::TakeSlots(int layer, int64_t num_tokens, std::vector<int32_t>& slots) {
-  for (int set = 0; set < sets_.own_sets; ++set) {
-    layers_[layer].table(set).Append(static_cast<Position>(tokens_seen_), num_tokens, slots);
+  for (int i = 0; i < blocks_.per_layer; ++i) {
+    LayerStorage& block = storage_[layer * blocks_.per_layer + i];
+    for (int set = 0; set < block.num_sets(); ++set) {
+      block.table(set).Append(static_cast<Position>(tokens_seen_), num_tokens, slots);
+    }
   }
 }
 
 void SequenceCache::CommitAppend(int64_t num_tokens, std::span<const int32_t> slots) {
   auto slot = slots.begin();
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
-    for (int set = 0; set < sets_.own_sets; ++set) {
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
+    for (int set = 0; set < blocks_.sets.own_sets; ++set) {
       for (int64_t i = 0; i < num_tokens; ++i, ++slot) {
-        AddResident(layer, ModelHead(set) + 1, *slot, static_cast<Position>(tokens_seen_ + i),
-                    hash_);
+        AddResident(blocks_.LayerOf(block), ModelHead(block, set) + 1, *slot,
+                    static_cast<Position>(tokens_seen_ + i), hash_);
       }
     }
   }
@@ -150,50 +159,50 @@ void SequenceCache::CommitAppend(int64_t num_tokens, std::span<const int32_t> sl
 absl::Status SequenceCache::UndoAppend(int64_t num_tokens, std::span<const int64_t> used_before,
                                        std::span<const int32_t> slots) {
   if (!prompt_done_) return absl::OkStatus();
-  const int64_t per_layer = num_tokens * sets_.own_sets;
+  const int64_t per_block = num_tokens * blocks_.sets.own_sets;
   for (int64_t i = 0; i * num_tokens < static_cast<int64_t>(slots.size()); ++i) {
-    const int layer = static_cast<int>(i * num_tokens / per_layer);
-    const int set = static_cast<int>(i % sets_.own_sets);
+    const int block = static_cast<int>(i * num_tokens / per_block);
+    const int set = static_cast<int>(i % blocks_.sets.own_sets);
     const std::span<const int32_t> taken = slots.subspan(i * num_tokens, num_tokens);
     HW_RETURN_IF_ERROR(
-        memory_.backend().ReleaseSlots(rank_.shape, View(layer), set, taken, stream_));
-    layers_[layer].table(set).Undo(taken, used_before[layer]);
+        memory_.backend().ReleaseSlots(blocks_.shape, View(block), set, taken, stream_));
+    storage_[block].table(set).Undo(taken, used_before[block]);
   }
   // The failed step's queries have added to the gains of slots that stay.
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
-    HW_RETURN_IF_ERROR(memory_.backend().Zero(DeviceBytes(View(layer).gains), stream_));
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
+    HW_RETURN_IF_ERROR(memory_.backend().Zero(DeviceBytes(View(block).gains), stream_));
   }
   queries_since_plan_ = 0;
   if (recall_ != nullptr) recall_->UndoStep();
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
-    if (layers_[layer].used() > planned_capacities_[layer]) return absl::OkStatus();
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
+    if (storage_[block].used() > sizes_.capacities[block]) return absl::OkStatus();
   }
   return ShrinkToPlannedCapacity();
 }
 
-absl::Status SequenceCache::ReleaseVictims(int layer, int set, std::span<const int32_t> victims) {
+absl::Status SequenceCache::ReleaseVictims(int block, int set, std::span<const int32_t> victims) {
   if (victims.empty()) return absl::OkStatus();
   HW_RETURN_IF_ERROR(
-      memory_.backend().ReleaseSlots(rank_.shape, View(layer), set, victims, stream_));
-  const std::span<const Position> positions = layers_[layer].table(set).positions();
+      memory_.backend().ReleaseSlots(blocks_.shape, View(block), set, victims, stream_));
+  const std::span<const Position> positions = storage_[block].table(set).positions();
   for (int32_t slot : victims) {
-    RemoveResident(layer, ModelHead(set) + 1, slot, positions[slot], hash_);
+    RemoveResident(blocks_.LayerOf(block), ModelHead(block, set) + 1, slot, positions[slot], hash_);
   }
-  layers_[layer].table(set).Release(victims);
+  storage_[block].table(set).Release(victims);
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<int64_t>> SequenceCache::ReadScores(int layer) const {
-  return ReadDevice(View(layer).scores, memory_.backend(), stream_);
+absl::StatusOr<std::vector<int64_t>> SequenceCache::ReadScores(int block) const {
+  return ReadDevice(View(block).scores, memory_.backend(), stream_);
 }
 
 absl::Status SequenceCache::Promote(int layer, int set, std::span<const Position> positions,
                                     std::span<const int64_t> scores) {
   if (positions.empty()) return absl::OkStatus();
   std::vector<int32_t> slots;
-  layers_[layer].table(set).Place(positions, slots);
+  storage_[layer].table(set).Place(positions, slots);  // recall: blocks are layers
   for (size_t i = 0; i < slots.size(); ++i) {
-    AddResident(layer, ModelHead(set) + 1, slots[i], positions[i], hash_);
+    AddResident(layer, ModelHead(layer, set) + 1, slots[i], positions[i], hash_);
   }
   const PromoteParams params{.set = set,
                              .slots = slots,
@@ -220,54 +229,57 @@ absl::Status SequenceCache::EnsureCapacity(int64_t num_tokens) {
   if (Fits(num_tokens)) return absl::OkStatus();
   const int64_t page = rank_.shape.page_tokens;
   const std::vector<int64_t> needed = used_after(num_tokens);
-  std::vector<int64_t> capacities;
+  BlockSizes grown = sizes_;
   bool beyond_plan = false;
-  int64_t largest_layer_bytes = 0;
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+  int64_t largest_block_bytes = 0;
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
     const int64_t slots =
-        budget_.bounded_decode ? needed[layer] : (needed[layer] + page - 1) / page * page;
-    capacities.push_back(std::max(layers_[layer].capacity(), slots));
-    beyond_plan = beyond_plan || capacities[layer] > planned_capacities_[layer];
-    largest_layer_bytes =
-        std::max(largest_layer_bytes,
-                 DeviceLayerBytes(rank_.shape, sets_.own_sets, capacities[layer]).total());
+        budget_.bounded_decode ? needed[block] : (needed[block] + page - 1) / page * page;
+    grown.capacities[block] = std::max(storage_[block].capacity(), slots);
+    beyond_plan = beyond_plan || grown.capacities[block] > sizes_.capacities[block];
+    largest_block_bytes = std::max(largest_block_bytes, BlockBytes(grown.capacities[block]));
   }
   if (beyond_plan) {
-    const SequenceBytes bytes = BytesOf(rank_, memory_.backend(), budget_, options_, capacities);
+    const SequenceBytes bytes = BytesOf(rank_, memory_.backend(), budget_, options_, grown);
     HW_RETURN_IF_ERROR(reservation_.Extend(
-        std::max(reservation_.bytes(), bytes.steady() + largest_layer_bytes),
+        std::max(reservation_.bytes(), bytes.steady() + largest_block_bytes),
         absl::StrCat("an append that needs ", *std::max_element(needed.begin(), needed.end()),
                      " slots until the next plan")));
   }
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
-    if (capacities[layer] == layers_[layer].capacity()) continue;
-    NoteBytes(DeviceLayerBytes(rank_.shape, sets_.own_sets, capacities[layer]).total());
-    HW_RETURN_IF_ERROR(layers_[layer].Grow(rank_.shape, capacities[layer], memory_, stream_));
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
+    if (grown.capacities[block] == storage_[block].capacity()) continue;
+    NoteBytes(BlockBytes(grown.capacities[block]));
+    HW_RETURN_IF_ERROR(
+        storage_[block].Grow(blocks_.shape, grown.capacities[block], memory_, stream_));
   }
   return absl::OkStatus();
 }
 
+int64_t SequenceCache::BlockBytes(int64_t capacity) const {
+  return DeviceLayerBytes(blocks_.shape, blocks_.sets.own_sets, capacity).total();
+}
+
 bool SequenceCache::WithinPlannedCapacity() const {
-  for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    if (layers_[layer].capacity() > planned_capacities_[layer]) return false;
+  for (size_t block = 0; block < storage_.size(); ++block) {
+    if (storage_[block].capacity() > sizes_.capacities[block]) return false;
   }
   return true;
 }
 
 absl::Status SequenceCache::ShrinkToPlannedCapacity() {
   if (!budget_.bounded_decode || WithinPlannedCapacity()) return absl::OkStatus();
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
-    if (layers_[layer].capacity() <= planned_capacities_[layer]) continue;
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
+    if (storage_[block].capacity() <= sizes_.capacities[block]) continue;
     HW_RETURN_IF_ERROR(
-        layers_[layer].Shrink(rank_.shape, planned_capacities_[layer], memory_, stream_));
+        storage_[block].Shrink(blocks_.shape, sizes_.capacities[block], memory_, stream_));
   }
   hash_ = PlanHash();  // some residents have moved
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) AddLayerHash(layer);
+  for (int block = 0; block < blocks_.num_blocks(); ++block) AddBlockHash(block);
   return absl::OkStatus();
 }
 
 int64_t SequenceCache::planned_bytes() const {
-  return BytesOf(rank_, memory_.backend(), budget_, options_, planned_capacities_).steady();
+  return BytesOf(rank_, memory_.backend(), budget_, options_, sizes_).steady();
 }
 
 bool SequenceCache::has_excess_reservation() const {
@@ -278,7 +290,7 @@ void SequenceCache::GiveUpExcessReservation() { reservation_.Resize(planned_byte
 
 int64_t SequenceCache::device_bytes() const {
   int64_t bytes = 0;
-  for (const LayerStorage& layer : layers_) bytes += layer.bytes();
+  for (const LayerStorage& block : storage_) bytes += block.bytes();
   if (recall_ != nullptr) bytes += recall_->device_bytes();
   if (places_ != nullptr) bytes += places_->device_bytes();
   return bytes;

@@ -24,8 +24,9 @@
 
 namespace heavywater {
 
-// Every set of a layer holds the same number of positions and has the same `used`:
-// all gain and lose by the same counts. Layers differ where their budgets do.
+// Slots lie in blocks (BlockLayout): a layer's, or with adaptive budgets a KV head's.
+// Every set of a block holds the same number of positions and has the same `used`: all
+// gain and lose by the same counts. Blocks differ where their budgets do.
 class SequenceCache {
  public:
   // Reserves device memory and the prompt's host pages; allocates nothing yet.
@@ -38,7 +39,8 @@ class SequenceCache {
   SequenceId id() const { return id_; }
   const SequenceOptions& options() const { return options_; }
   const Budget& budget() const { return budget_; }
-  const SetLayout& sets() const { return sets_; }
+  const BlockLayout& blocks() const { return blocks_; }
+  const LayerBudget& BudgetOf(int block) const { return sizes_.budgets[block]; }
   HostPages& host_pages() { return host_pages_; }
   const HostPages& host_pages() const { return host_pages_; }
   SequenceRecall* recall() { return recall_.get(); }    // null: off
@@ -47,32 +49,34 @@ class SequenceCache {
   const CachePlaces* places() const { return places_.get(); }
   const PlanHash& hash() const { return hash_; }  // of the residents now
   int64_t tokens_seen() const { return tokens_seen_; }
-  // Of each layer, slots per set.
+  // Of each block, slots per set.
   std::vector<int64_t> used() const { return used_after(0); }
   std::vector<int64_t> used_after(int64_t num_tokens) const;
-  // Whether `num_tokens` more fit into every layer as it is.
+  // Whether `num_tokens` more fit into every block as it is.
   bool Fits(int64_t num_tokens) const;
-  int64_t total_used() const;      // over layers, slots per set
-  int64_t total_capacity() const;  // likewise
-  // Whether a set of some layer holds more than its budget.
+  int64_t total_used() const;      // over layers, slots per set, as even budgets have them
+  int64_t total_capacity() const;  // over blocks, slots per set
+  // Whether a set of some block holds more than its budget.
   bool OverBudget() const;
-  int64_t tokens_resident() const;  // per set, mean over layers
+  int64_t tokens_resident() const;  // per set, mean over layers and the model's heads
   int64_t queries_since_plan() const { return queries_since_plan_; }
   bool prompt_done() const { return prompt_done_; }
   // The prompt's first query whose attention counts: 0, or where the window begins.
   int64_t first_scored_query() const;
-  LayerView View(int layer) const { return layers_[layer].View(rank_.shape); }
-  const SlotTable& table(int layer, int set) const { return layers_[layer].table(set); }
-  const LayerStorage& storage(int layer) const { return layers_[layer]; }
+  LayerView View(int block) const { return storage_[block].View(blocks_.shape); }
+  const SlotTable& table(int block, int set) const { return storage_[block].table(set); }
+  const LayerStorage& storage(int block) const { return storage_[block]; }
   bool PlanDue(int64_t num_tokens) const;
 
   // FAILED_PRECONDITION when a prompt has begun already.
   absl::Status BeginPrompt();
-  // The prompt: layers in order, each from its whole KV (GatherSlots's arguments).
+  // The prompt: blocks in order, each from its whole KV (GatherSlots's arguments).
   // `demoted_scores`: the seeds once more, in host memory, for recall's ledger.
-  absl::Status AddPromptLayer(const LayerView& whole, std::span<const Position> kept,
+  absl::Status AddPromptBlock(const LayerView& whole, std::span<const Position> kept,
                               DeviceSpan<const int64_t> seeds,
                               std::span<const int64_t> demoted_scores);
+  // Before the block is added: scores have decided how much it may hold.
+  void SetBudget(int block, const LayerBudget& budget);
   // After the last layer: publishes the host pages, gives up the prompt's
   // reservation.
   void FinishPrompt();
@@ -83,7 +87,7 @@ class SequenceCache {
   // `first_position` and makes room for them; tables do not change.
   // FAILED_PRECONDITION, INVALID_ARGUMENT, OUT_OF_RANGE, RESOURCE_EXHAUSTED.
   absl::Status PrepareAppend(Position first_position, int64_t num_tokens);
-  // Slots of one layer for the prepared tokens, [num_sets][num_tokens].
+  // Slots of one layer for the prepared tokens, [num_sets][num_tokens], its blocks in order.
   void TakeSlots(int layer, int64_t num_tokens, std::vector<int32_t>& slots);
   // All layers have their rows, in `slots` [num_layers][num_sets][num_tokens]: the
   // tokens count as seen.
@@ -95,9 +99,9 @@ class SequenceCache {
                           std::span<const int32_t> slots);
 
   // Frees occupied slots of one set.
-  absl::Status ReleaseVictims(int layer, int set, std::span<const int32_t> victims);
+  absl::Status ReleaseVictims(int block, int set, std::span<const int32_t> victims);
   // Scores of the residents, [num_sets][capacity], in host memory.
-  absl::StatusOr<std::vector<int64_t>> ReadScores(int layer) const;
+  absl::StatusOr<std::vector<int64_t>> ReadScores(int block) const;
   // Demoted positions get slots of one set again, with these scores.
   absl::Status Promote(int layer, int set, std::span<const Position> positions,
                        std::span<const int64_t> scores);
@@ -136,17 +140,22 @@ class SequenceCache {
                 DeviceMemory& memory, Stream& stream);
   absl::Status CheckPlacesLeft(int64_t num_tokens) const;
   absl::Status EnsureCapacity(int64_t num_tokens);
+  int64_t BlockBytes(int64_t capacity) const;
   bool WithinPlannedCapacity() const;
   absl::Status ShrinkToPlannedCapacity();
-  absl::StatusOr<ResidentSet> ReadSet(int layer, int set, std::span<const int64_t> scores) const;
+  absl::StatusOr<ResidentSet> ReadSet(int block, int set, std::span<const int64_t> scores) const;
   int64_t LargestDropped(std::span<const PositionRange> unbacked) const;
   int64_t device_bytes() const;
   int64_t planned_bytes() const;
-  void AddLayerHash(int layer);
-  absl::Status CheckSnapshot(const SequenceSnapshot& snapshot) const;
-  absl::Status CheckLayer(int layer, std::span<const SlotSnapshot> sets, int64_t tokens_seen) const;
-  absl::Status RestoreLayer(int layer, std::span<const SlotSnapshot> sets);
-  int ModelHead(int set) const;  // -1: all heads share the set
+  void AddBlockHash(int block);
+  int64_t ExtraSlots(int layer) const;
+  std::span<const SlotSnapshot> SetsOf(const SequenceSnapshot& snapshot, int block) const;
+  std::vector<const std::byte*> PagesOf(int block) const;
+  absl::Status CheckSnapshot(const SequenceSnapshot& snapshot);
+  absl::Status TakeBudgets(const SequenceSnapshot& snapshot);
+  absl::Status CheckBlock(int block, std::span<const SlotSnapshot> sets, int64_t tokens_seen) const;
+  absl::Status RestoreBlock(int block, std::span<const SlotSnapshot> sets);
+  int ModelHead(int block, int set) const;  // -1: all heads share the set
 
   const RankCacheOptions rank_;
   const SequenceId id_;
@@ -154,14 +163,14 @@ class SequenceCache {
   DeviceMemory& memory_;
   Stream& stream_;
   Budget budget_;
-  SetLayout sets_;
-  std::vector<int64_t> planned_capacities_;  // [num_layers]
+  const BlockLayout blocks_;
+  BlockSizes sizes_;  // as planned
   DeviceMemory::Reservation reservation_;
   HostPages host_pages_;
   std::unique_ptr<SequenceRecall> recall_;
   std::unique_ptr<PivotalHistory> history_;
   std::unique_ptr<CachePlaces> places_;
-  std::vector<LayerStorage> layers_;
+  std::vector<LayerStorage> storage_;  // [num_blocks]
   bool prompt_begun_ = false;
   bool prompt_done_ = false;
   absl::Status broken_;

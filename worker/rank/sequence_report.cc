@@ -37,42 +37,53 @@ void AddRecallStats(const RecallStats& recall, SequenceStats& stats) {
 
 std::vector<int64_t> SequenceCache::used_after(int64_t num_tokens) const {
   std::vector<int64_t> used;
-  for (const LayerStorage& layer : layers_) used.push_back(layer.table(0).UsedAfter(num_tokens));
+  for (const LayerStorage& block : storage_) used.push_back(block.table(0).UsedAfter(num_tokens));
   return used;
 }
 
 bool SequenceCache::Fits(int64_t num_tokens) const {
-  return std::all_of(layers_.begin(), layers_.end(), [num_tokens](const LayerStorage& layer) {
-    return layer.table(0).Fits(num_tokens);
+  return std::all_of(storage_.begin(), storage_.end(), [num_tokens](const LayerStorage& block) {
+    return block.table(0).Fits(num_tokens);
   });
+}
+
+// What the first of a layer's blocks has beyond an even share. All blocks gain and lose
+// by the same counts, so that every rank learns from its own what the mean is.
+int64_t SequenceCache::ExtraSlots(int layer) const {
+  if (!blocks_.divided) return 0;
+  return BudgetOf(layer * blocks_.per_layer).prompt_budget_tokens -
+         budget_.OfLayer(layer).prompt_budget_tokens;
 }
 
 int64_t SequenceCache::total_used() const {
   int64_t total = 0;
-  for (const LayerStorage& layer : layers_) total += layer.used();
+  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
+    total += storage_[layer * blocks_.per_layer].used() - ExtraSlots(layer);
+  }
   return total;
 }
 
 int64_t SequenceCache::total_capacity() const {
   int64_t total = 0;
-  for (const LayerStorage& layer : layers_) total += layer.capacity();
+  for (const LayerStorage& block : storage_) total += block.capacity();
   return total;
 }
 
 bool SequenceCache::OverBudget() const {
   if (!budget_.bounded_decode) return false;
-  for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    const LayerBudget budget = budget_.OfLayer(static_cast<int>(layer));
-    if (layers_[layer].resident() > budget.budget_tokens) return true;
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
+    if (storage_[block].resident() > BudgetOf(block).budget_tokens) return true;
   }
   return false;
 }
 
 int64_t SequenceCache::tokens_resident() const {
+  const int num_layers = rank_.shape.num_layers;
   int64_t total = 0;
-  for (const LayerStorage& layer : layers_) total += layer.resident();
-  return static_cast<int64_t>(
-      std::llround(static_cast<double>(total) / static_cast<double>(layers_.size())));
+  for (int layer = 0; layer < num_layers; ++layer) {
+    total += storage_[layer * blocks_.per_layer].resident() - ExtraSlots(layer);
+  }
+  return static_cast<int64_t>(std::llround(static_cast<double>(total) / num_layers));
 }
 
 int64_t SequenceCache::first_scored_query() const {
@@ -87,16 +98,18 @@ int64_t SequenceCache::first_scored_query() const {
   return 0;
 }
 
-int SequenceCache::ModelHead(int set) const {
-  return options_.policy.scope == Scope::kLayer ? -1 : rank_.shape.first_kv_head + set;
+int SequenceCache::ModelHead(int block, int set) const {
+  if (options_.policy.scope == Scope::kLayer) return -1;
+  return rank_.shape.first_kv_head + (blocks_.divided ? block % blocks_.per_layer : set);
 }
 
-void SequenceCache::AddLayerHash(int layer) {
-  for (int set = 0; set < sets_.own_sets; ++set) {
-    const std::span<const Position> positions = table(layer, set).positions();
+void SequenceCache::AddBlockHash(int block) {
+  for (int set = 0; set < blocks_.sets.own_sets; ++set) {
+    const std::span<const Position> positions = table(block, set).positions();
     for (size_t slot = 0; slot < positions.size(); ++slot) {
       if (positions[slot] == kNoPosition) continue;
-      AddResident(layer, ModelHead(set) + 1, static_cast<int>(slot), positions[slot], hash_);
+      AddResident(blocks_.LayerOf(block), ModelHead(block, set) + 1, static_cast<int>(slot),
+                  positions[slot], hash_);
     }
   }
 }
@@ -104,9 +117,9 @@ void SequenceCache::AddLayerHash(int layer) {
 int64_t SequenceCache::LargestDropped(std::span<const PositionRange> unbacked) const {
   if (unbacked.empty()) return 0;
   int64_t largest = 0;
-  for (const LayerStorage& layer : layers_) {
-    for (int set = 0; set < sets_.own_sets; ++set) {
-      largest = std::max(largest, CountMissing(layer.table(set), unbacked));
+  for (const LayerStorage& block : storage_) {
+    for (int set = 0; set < block.num_sets(); ++set) {
+      largest = std::max(largest, CountMissing(block.table(set), unbacked));
     }
   }
   return largest;
@@ -132,15 +145,15 @@ SequenceStats SequenceCache::Stats() const {
   return stats;
 }
 
-absl::StatusOr<ResidentSet> SequenceCache::ReadSet(int layer, int set,
+absl::StatusOr<ResidentSet> SequenceCache::ReadSet(int block, int set,
                                                    std::span<const int64_t> scores) const {
   ResidentSet resident;
-  resident.layer = layer;
-  resident.kv_head = ModelHead(set);
-  const SlotTable& slots = table(layer, set);
+  resident.layer = blocks_.LayerOf(block);
+  resident.kv_head = ModelHead(block, set);
+  const SlotTable& slots = table(block, set);
   for (int32_t slot : slots.SlotsByPosition()) {
     resident.positions.push_back(slots.positions()[slot]);
-    resident.scores.push_back(scores[set * layers_[layer].capacity() + slot]);
+    resident.scores.push_back(scores[set * storage_[block].capacity() + slot]);
   }
   return resident;
 }
@@ -160,10 +173,10 @@ absl::StatusOr<PlanReport> SequenceCache::Report(bool with_sets) const {
   report.unbacked = host_pages_.Unbacked(tokens_seen_);
   if (!with_sets) return report;
 
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
-    HW_ASSIGN_OR_RETURN(const std::vector<int64_t> scores, ReadScores(layer));
-    for (int set = 0; set < sets_.own_sets; ++set) {
-      HW_ASSIGN_OR_RETURN(ResidentSet resident, ReadSet(layer, set, scores));
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
+    HW_ASSIGN_OR_RETURN(const std::vector<int64_t> scores, ReadScores(block));
+    for (int set = 0; set < blocks_.sets.own_sets; ++set) {
+      HW_ASSIGN_OR_RETURN(ResidentSet resident, ReadSet(block, set, scores));
       report.sets.push_back(std::move(resident));
     }
   }
@@ -172,18 +185,20 @@ absl::StatusOr<PlanReport> SequenceCache::Report(bool with_sets) const {
 
 absl::StatusOr<std::vector<std::byte>> SequenceCache::ReadResident(int layer, int kv_head,
                                                                    Position position) const {
-  HW_CHECK(layer >= 0 && layer < static_cast<int>(layers_.size()));
+  HW_CHECK(layer >= 0 && layer < rank_.shape.num_layers && !storage_.empty());
   HW_CHECK(kv_head >= 0 && kv_head < rank_.shape.num_kv_heads);
+  const int block = blocks_.BlockOf(layer, kv_head);
   const std::span<const Position> positions =
-      table(layer, sets_.own_sets == 1 ? 0 : kv_head).positions();
+      table(block, blocks_.sets.own_sets == 1 ? 0 : kv_head).positions();
   const auto found = std::find(positions.begin(), positions.end(), position);
   if (found == positions.end()) {
     return absl::NotFoundError(
         absl::StrCat("position ", position, " is not resident in layer ", layer));
   }
-  const LayerView view = View(layer);
+  const LayerView view = View(block);
   const int64_t half = rank_.shape.row_bytes() / 2;
-  const int64_t offset = (kv_head * view.capacity + (found - positions.begin())) * half;
+  const int64_t first = blocks_.divided ? 0 : kv_head * view.capacity;
+  const int64_t offset = (first + (found - positions.begin())) * half;
   std::vector<std::byte> row(2 * half);
   const std::span<std::byte> bytes(row);
   HW_RETURN_IF_ERROR(

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
+#include "worker/policy/head_budgets.h"
 #include "worker/rank/sequence_cache.h"
 
 namespace heavywater {
@@ -57,13 +58,13 @@ absl::StatusOr<SequenceSnapshot> SequenceCache::Snapshot(bool with_slots) const 
   snapshot.tokens_seen = tokens_seen_;
   snapshot.plans = plans_;
   snapshot.queries_since_plan = queries_since_plan_;
-  for (int layer = 0; layer < rank_.shape.num_layers && with_slots; ++layer) {
-    HW_ASSIGN_OR_RETURN(const std::vector<int64_t> scores, ReadScores(layer));
-    for (int set = 0; set < sets_.own_sets; ++set) {
+  for (int block = 0; block < blocks_.num_blocks() && with_slots; ++block) {
+    HW_ASSIGN_OR_RETURN(const std::vector<int64_t> scores, ReadScores(block));
+    for (int set = 0; set < blocks_.sets.own_sets; ++set) {
       SlotSnapshot& slots = snapshot.slots.emplace_back();
-      const std::span<const Position> positions = table(layer, set).positions();
+      const std::span<const Position> positions = table(block, set).positions();
       slots.positions.assign(positions.begin(), positions.end());
-      const auto first = scores.begin() + set * layers_[layer].capacity();
+      const auto first = scores.begin() + set * storage_[block].capacity();
       const auto last = first + static_cast<int64_t>(positions.size());
       const bool any = std::any_of(first, last, [](int64_t score) { return score != 0; });
       if (any) slots.scores.assign(first, last);
@@ -75,8 +76,51 @@ absl::StatusOr<SequenceSnapshot> SequenceCache::Snapshot(bool with_slots) const 
   return snapshot;
 }
 
-absl::Status SequenceCache::CheckSnapshot(const SequenceSnapshot& snapshot) const {
-  const int64_t sets = int64_t{rank_.shape.num_layers} * sets_.own_sets;
+std::span<const SlotSnapshot> SequenceCache::SetsOf(const SequenceSnapshot& snapshot,
+                                                    int block) const {
+  const auto sets = static_cast<size_t>(blocks_.sets.own_sets);
+  return std::span(snapshot.slots).subspan(static_cast<size_t>(block) * sets, sets);
+}
+
+std::vector<const std::byte*> SequenceCache::PagesOf(int block) const {
+  const std::vector<const std::byte*> pages = host_pages_.AllPages(blocks_.LayerOf(block));
+  if (!blocks_.divided) return pages;
+  const auto of_head = static_cast<std::ptrdiff_t>(pages.size()) / blocks_.per_layer;
+  const auto first = pages.begin() + block % blocks_.per_layer * of_head;
+  return {first, first + of_head};
+}
+
+// How a layer's slots were divided shows in what its heads hold: a snapshot of such a
+// sequence is taken at a plan, or where nothing goes.
+absl::Status SequenceCache::TakeBudgets(const SequenceSnapshot& snapshot) {
+  const BlockSizes largest = sizes_;
+  const int64_t later = budget_.bounded_decode ? 0 : snapshot.tokens_seen - options_.prompt_tokens;
+  for (int layer = 0; layer < rank_.shape.num_layers && blocks_.divided; ++layer) {
+    const LayerBudget even = budget_.OfLayer(layer);
+    if (PromptKept(even, options_.prompt_tokens) == options_.prompt_tokens) continue;
+    const int first = layer * blocks_.per_layer;
+    int64_t left = 0;
+    for (int i = 0; i < blocks_.per_layer; ++i) {
+      left += largest.budgets[first + i].prompt_budget_tokens;
+    }
+    for (int block = first; block < first + blocks_.per_layer; ++block) {
+      const std::vector<Position>& positions = SetsOf(snapshot, block).front().positions;
+      const int64_t kept = static_cast<int64_t>(positions.size()) -
+                           std::count(positions.begin(), positions.end(), kNoPosition) - later;
+      const int64_t most =
+          std::min(left, largest.budgets[first].prompt_budget_tokens);  // the first may get most
+      left -= kept;
+      if (kept < ProtectedAtPrompt(budget_) || kept > most) {
+        return BadSnapshot("positions of a KV head", kept, most);
+      }
+      SetBudget(block, BudgetOfHead(even, budget_.sink_tokens, kept));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceCache::CheckSnapshot(const SequenceSnapshot& snapshot) {
+  const int64_t sets = int64_t{blocks_.num_blocks()} * blocks_.sets.own_sets;
   if (static_cast<int64_t>(snapshot.slots.size()) != sets) {
     return BadSnapshot("sets", static_cast<int64_t>(snapshot.slots.size()), sets);
   }
@@ -86,22 +130,20 @@ absl::Status SequenceCache::CheckSnapshot(const SequenceSnapshot& snapshot) cons
   if (snapshot.recall.has_value() != (recall_ != nullptr)) {
     return BadSnapshot("recall", snapshot.recall.has_value() ? 1 : 0, recall_ != nullptr ? 1 : 0);
   }
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
-    const size_t index = static_cast<size_t>(layer) * sets_.own_sets;
-    HW_RETURN_IF_ERROR(CheckLayer(
-        layer, std::span(snapshot.slots).subspan(index, static_cast<size_t>(sets_.own_sets)),
-        snapshot.tokens_seen));
+  HW_RETURN_IF_ERROR(TakeBudgets(snapshot));
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
+    HW_RETURN_IF_ERROR(CheckBlock(block, SetsOf(snapshot, block), snapshot.tokens_seen));
   }
   return absl::OkStatus();
 }
 
-// Sets of a layer have the same counts.
-absl::Status SequenceCache::CheckLayer(int layer, std::span<const SlotSnapshot> sets,
+// Sets of a block have the same counts.
+absl::Status SequenceCache::CheckBlock(int block, std::span<const SlotSnapshot> sets,
                                        int64_t tokens_seen) const {
   const std::vector<Position>& first = sets.front().positions;
   const auto used = static_cast<int64_t>(first.size());
-  if (budget_.bounded_decode && used > planned_capacities_[static_cast<size_t>(layer)]) {
-    return BadSnapshot("slots of a set", used, planned_capacities_[static_cast<size_t>(layer)]);
+  if (budget_.bounded_decode && used > sizes_.capacities[block]) {
+    return BadSnapshot("slots of a set", used, sizes_.capacities[block]);
   }
   // Where nothing else bounds what is allocated for them.
   if (!budget_.bounded_decode && used > tokens_seen) {
@@ -118,10 +160,8 @@ absl::Status SequenceCache::Restore(const SequenceSnapshot& snapshot, int64_t kn
   HW_RETURN_IF_ERROR(BeginPrompt());
   HW_RETURN_IF_ERROR(CheckSnapshot(snapshot));
   HW_RETURN_IF_ERROR(host_pages_.TakeOver(snapshot.tokens_seen, known_tokens));
-  for (int layer = 0; layer < rank_.shape.num_layers; ++layer) {
-    const size_t first = static_cast<size_t>(layer) * sets_.own_sets;
-    HW_RETURN_IF_ERROR(RestoreLayer(
-        layer, std::span(snapshot.slots).subspan(first, static_cast<size_t>(sets_.own_sets))));
+  for (int block = 0; block < blocks_.num_blocks(); ++block) {
+    HW_RETURN_IF_ERROR(RestoreBlock(block, SetsOf(snapshot, block)));
   }
   prompt_done_ = true;
   tokens_seen_ = snapshot.tokens_seen;
@@ -137,18 +177,19 @@ absl::Status SequenceCache::Restore(const SequenceSnapshot& snapshot, int64_t kn
   return absl::OkStatus();
 }
 
-absl::Status SequenceCache::RestoreLayer(int layer, std::span<const SlotSnapshot> sets) {
+absl::Status SequenceCache::RestoreBlock(int block, std::span<const SlotSnapshot> sets) {
   const auto used = static_cast<int64_t>(sets.front().positions.size());
   const int64_t page = rank_.shape.page_tokens;
-  const int64_t capacity = budget_.bounded_decode ? planned_capacities_[static_cast<size_t>(layer)]
-                                                  : (used + page - 1) / page * page;
-  HW_ASSIGN_OR_RETURN(LayerStorage storage, LayerStorage::Create(rank_.shape, sets_.own_sets,
-                                                                 capacity, memory_, stream_));
-  const std::vector<const std::byte*> pages = host_pages_.AllPages(layer);
-  layers_.push_back(std::move(storage));
-  for (int set = 0; set < sets_.own_sets; ++set) {
+  const int64_t capacity =
+      budget_.bounded_decode ? sizes_.capacities[block] : (used + page - 1) / page * page;
+  HW_ASSIGN_OR_RETURN(
+      LayerStorage storage,
+      LayerStorage::Create(blocks_.shape, blocks_.sets.own_sets, capacity, memory_, stream_));
+  const std::vector<const std::byte*> pages = PagesOf(block);
+  storage_.push_back(std::move(storage));
+  for (int set = 0; set < blocks_.sets.own_sets; ++set) {
     const SlotSnapshot& from = sets[static_cast<size_t>(set)];
-    layers_[layer].table(set).Restore(from.positions);
+    storage_[block].table(set).Restore(from.positions);
     std::vector<int32_t> slots;
     std::vector<Position> positions;
     std::vector<int64_t> scores;
@@ -164,12 +205,12 @@ absl::Status SequenceCache::RestoreLayer(int layer, std::span<const SlotSnapshot
         .positions = positions,
         .scores = scores,
         .host = {.pages = pages,
-                 .num_pages = static_cast<int64_t>(pages.size()) / rank_.shape.num_kv_heads}};
-    HW_RETURN_IF_ERROR(memory_.backend().PromoteSlots(rank_.shape, View(layer), params, stream_));
+                 .num_pages = static_cast<int64_t>(pages.size()) / blocks_.shape.num_kv_heads}};
+    HW_RETURN_IF_ERROR(memory_.backend().PromoteSlots(blocks_.shape, View(block), params, stream_));
   }
   // The lists above are read as the stream runs.
   HW_RETURN_IF_ERROR(memory_.backend().Synchronize(stream_));
-  AddLayerHash(layer);
+  AddBlockHash(block);
   return absl::OkStatus();
 }
 

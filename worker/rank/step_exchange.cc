@@ -35,10 +35,11 @@ void StepExchange::Layout(uint64_t step, std::span<ActiveItem> items) {
   size_ = largest_size_ = agreement_.size();
   for (const bool reduced : {true, false}) {
     for (ActiveItem& item : items) {
-      if (!WillReduce(item) || (item.sequence->sets().reduced_sets > 0) != reduced) continue;
-      item.gains = {.sets = item.sequence->sets(),
+      if (!WillReduce(item) || (item.sequence->blocks().sets.reduced_sets > 0) != reduced) continue;
+      item.gains = {.sets = item.sequence->blocks().sets,
                     .begin = size_,
-                    .used = item.sequence->used_after(item.spec.num_tokens)};
+                    .used = item.sequence->used_after(item.spec.num_tokens),
+                    .blocks_per_layer = item.sequence->blocks().per_layer};
       item.recall = RecallRegionOf(options, item.sequence->budget(),
                                    item.sequence->options().policy, item.gains.end());
       size_ = item.recall.end();
@@ -90,10 +91,10 @@ absl::Status StepExchange::CollectGains(std::span<const ActiveItem> items) {
   if (recalls) HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
   for (const ActiveItem& item : items) {
     if (!item.status.ok() || !item.has_gains()) continue;
-    for (int layer = 0; layer < item.gains.num_layers(); ++layer) {
+    for (int block = 0; block < item.gains.num_blocks(); ++block) {
       HW_RETURN_IF_ERROR(
-          cache_.backend().CollectGains(cache_.options().shape, item.sequence->View(layer),
-                                        item.gains.Own(buffer_, layer), cache_.stream()));
+          cache_.backend().CollectGains(item.sequence->blocks().shape, item.sequence->View(block),
+                                        item.gains.Own(buffer_, block), cache_.stream()));
     }
     if (item.recall.size() > 0) HW_RETURN_IF_ERROR(FillRecall(item));
   }

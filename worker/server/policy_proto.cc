@@ -101,6 +101,15 @@ absl::StatusOr<PolicyOptions> PolicyFromProto(const v1::PolicyOptions& proto,
     }
     options.positions = *positions;
   }
+  if (!proto.head_budgets().empty()) {
+    auto head_budgets = ParseHeadBudgets(proto.head_budgets());
+    if (!head_budgets.ok()) {
+      return absl::Status(head_budgets.status().code(),
+                          absl::StrCat("policy.head_budgets: ", head_budgets.status().message()));
+    }
+    options.head_budgets = *head_budgets;
+  }
+  if (proto.has_head_budget_floor()) options.head_budget_floor = proto.head_budget_floor();
   if (!proto.pooling().empty()) {
     HW_ASSIGN_OR_RETURN(options.pooling, ParsePooling(proto.pooling()));
   }
@@ -142,6 +151,8 @@ v1::PolicyOptions PolicyToProto(const PolicyOptions& options) {
   proto.set_device_ratio(options.device_ratio);
   proto.set_pooled_seeds(options.pooled_seeds);
   proto.set_positions(std::string(PositionsName(options.positions)));
+  proto.set_head_budgets(std::string(HeadBudgetsName(options.head_budgets)));
+  proto.set_head_budget_floor(options.head_budget_floor);
   return proto;
 }
 
@@ -160,6 +171,10 @@ v1::ResolvedBudget BudgetToProto(const PolicyOptions& options, const Budget& bud
   proto.set_exposure(options.exposure);
   proto.set_positions(std::string(PositionsName(options.positions)));
   proto.set_attended_tokens(budget.attended_tokens);
+  proto.set_head_budgets(std::string(HeadBudgetsName(options.head_budgets)));
+  if (options.head_budgets == HeadBudgets::kAdaptive) {
+    proto.set_head_budget_floor(options.head_budget_floor);
+  }
   if (options.policy == Policy::kScissorhands) proto.set_history_window(options.history_window);
   if (options.policy == Policy::kPyramidKv) proto.set_pyramid_beta(options.pyramid_beta);
   for (const LayerBudget& layer : budget.layers) {

@@ -55,7 +55,7 @@ RankCacheOptions RankOptions(const Deployment& deployment, const RankShard& shar
   return options;
 }
 
-// Mean over layers.
+// Mean over blocks.
 int64_t ResidentTokens(const Budget& budget, const SequenceOptions& sequence,
                        std::span<const int64_t> capacities) {
   if (budget.bounded_decode) {
@@ -120,7 +120,9 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Deployment& deployment,
       .max_tokens = deployment.context_tokens};
   HW_RETURN_IF_ERROR(CheckRecall(options, sequence, /*has_host_tier=*/true));
   HW_ASSIGN_OR_RETURN(const Budget budget, ResolveSequenceBudget(options.shape, sequence));
-  const std::vector<int64_t> capacities = SlotCapacities(options, budget, sequence);
+  HW_RETURN_IF_ERROR(CheckHeadBudgets(options, sequence.policy));
+  const BlockSizes sizes = LargestSizes(options, budget, sequence);
+  const std::vector<int64_t>& capacities = sizes.capacities;
   const int64_t capacity = *std::max_element(capacities.begin(), capacities.end());
   const RecallBytes recall = RecallBytesOf(options, budget, sequence, capacity);
 
@@ -130,7 +132,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const Deployment& deployment,
                  .runner = CudaRunnerWorkspaceBytes(deployment.model, shard,
                                                     deployment.max_step_tokens, kWeightType),
                  .workspace = Workspace::StandingBytes(options),
-                 .sequence = BytesOf(options, scratch_sizes, budget, sequence, capacities),
+                 .sequence = BytesOf(options, scratch_sizes, budget, sequence, sizes),
                  .prompt_hidden = PromptHiddenBytes(sequence.prompt_tokens, options.hidden_size),
                  .num_sequences = deployment.num_sequences};
   plan.resident_tokens = ResidentTokens(budget, sequence, capacities);

@@ -143,6 +143,10 @@ absl::StatusOr<NamedPolicy> ParsePolicyFields(const Json& value) {
   std::string scope(ScopeName(options.scope));
   HW_RETURN_IF_ERROR(fields.Take("scope", scope));
   HW_ASSIGN_OR_RETURN(options.scope, ParseScope(scope));
+  std::string head_budgets(HeadBudgetsName(options.head_budgets));
+  HW_RETURN_IF_ERROR(fields.Take("head_budgets", head_budgets));
+  HW_ASSIGN_OR_RETURN(options.head_budgets, ParseHeadBudgets(head_budgets));
+  HW_RETURN_IF_ERROR(fields.Take("head_budget_floor", options.head_budget_floor));
   HW_RETURN_IF_ERROR(TakeBudget(fields, options));
   RecallOptions& recall = options.recall;
   HW_RETURN_IF_ERROR(fields.Take("sink_tokens", 0, kMaxInt, options.sink_tokens));

@@ -13,6 +13,8 @@ class RecallOptions:
 class PolicyOptions:
     policy: str
     scope: str
+    head_budgets: str
+    head_budget_floor: float
     heavy_tokens: int
     recent_tokens: int
     heavy_ratio: float

@@ -10,7 +10,7 @@ import pytest
 from client_fakes import FakeServers
 from heavywater.cli.app import app
 from heavywater.cli.eval_sweep import sweep_rows
-from heavywater.eval.plots import kept_map, mass_plot, quality_plot
+from heavywater.eval.plots import kept_map, mass_plot, mean_columns, quality_plot
 from heavywater.eval.results_file import ResultsFile
 from heavywater.eval.rows import Row
 from typer.testing import CliRunner
@@ -42,6 +42,24 @@ def test_the_oracle_is_asked_for_its_true_top_and_only_by_head() -> None:
     assert [row.name for row in sweep_rows(["oracle"], ["kv_head"], [0.1])] == ["full", "oracle-kv_head-0.1"]
     with pytest.raises(ValueError, match="'oracle' chooses by head"):
         sweep_rows(["oracle"], ["layer"], [0.1])
+
+
+def test_adaptive_rows_are_those_of_policies_that_score_the_prompt_by_head() -> None:
+    rows = sweep_rows(["streaming", "h2o"], ["kv_head", "layer"], [0.2], ["even", "adaptive"])
+    assert [row.name for row in rows] == [
+        "full",
+        "streaming-kv_head-0.2",
+        "h2o-kv_head-0.2",
+        "h2o-kv_head-0.2-adaptive",
+        "streaming-layer-0.2",
+        "h2o-layer-0.2",
+    ]
+    assert rows[3].options(1000).head_budgets == "adaptive"
+    for policies, scopes in ((["streaming"], ["kv_head"]), (["h2o"], ["layer"])):
+        with pytest.raises(ValueError, match="'adaptive' divides a layer's slots by scores"):
+            sweep_rows(policies, scopes, [0.2], ["even", "adaptive"])
+    with pytest.raises(ValueError, match="'ada' is not one of even, adaptive"):
+        sweep_rows(["h2o"], ["kv_head"], [0.2], ["ada"])
 
 
 def test_results_survive_and_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
@@ -84,10 +102,20 @@ def test_a_second_run_measures_only_what_is_missing(servers: FakeServers, tmp_pa
     assert [one.policy.policy for one in servers.worker.requests[requests:]] == ["full", "snapkv_h2o"]
 
 
+def test_columns_of_a_map_are_means_of_the_positions_that_exist() -> None:
+    shares = np.array([[1.0, 0.0, 1.0, np.nan, np.nan], [0.0, 0.0, 1.0, 1.0, 0.5]])
+    expected = [[0.5, 1.0, np.nan], [0.0, 1.0, 0.5]]
+    np.testing.assert_array_equal(mean_columns(shares, 2), expected)
+    np.testing.assert_array_equal(mean_columns(shares, 1), shares)
+
+
 def test_plots_are_written(tmp_path: Path) -> None:
-    rows = [{"policy": "full", "budget": None, "recall": False, "bytes_ratio": 1.0, "ppl": 30.0, "kl": 0.0}]
+    figures = {"scope": "kv_head", "recall": False, "ppl": 31.0, "kl": 0.1}
+    rows = [{"policy": "full", "budget": None, "bytes_ratio": 1.0, **figures, "scope": None}]
     for budget in (0.1, 0.2):
-        rows.append({"policy": "h2o", "budget": budget, "recall": False, "bytes_ratio": budget, "ppl": 31, "kl": 0.1})
+        for head_budgets in ("even", "adaptive"):
+            row = {"policy": "h2o", "budget": budget, "bytes_ratio": budget, "head_budgets": head_budgets}
+            rows.append(row | figures)
     quality_plot(rows, tmp_path / "a" / "quality.png", "title")
     mass_plot(
         np.linspace(0, 1, 50).reshape(1, 50).repeat(3, axis=0), tuple(np.linspace(0.02, 1, 50)), tmp_path / "m.png", ""

@@ -321,6 +321,36 @@ TEST(PyramidKvTest, NoLayerGetsMoreThanThePromptHasWhileOthersCouldUseIt) {
   EXPECT_EQ(PyramidOf(4, 232, 200), std::vector<int64_t>(4, 232));  // everything stays anyway
 }
 
+TEST(PolicyTest, BudgetsOfTheirOwnAreForKvHeadsOfPoliciesThatScoreThePrompt) {
+  PolicyOptions good = Explicit(Policy::kSnapKvH2o, 8, 8);
+  good.scope = Scope::kKvHead;
+  good.head_budgets = HeadBudgets::kAdaptive;
+  EXPECT_EQ(ErrorOf(good), "");
+  PolicyOptions options = good;
+  options.scope = Scope::kLayer;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("head_budgets is adaptive, want even with scope layer"));
+  for (const double bad : {-0.1, 1.1, std::nan("")}) {
+    options = good;
+    options.head_budget_floor = bad;
+    EXPECT_THAT(ErrorOf(options), HasSubstr("head_budget_floor is "));
+  }
+  for (Policy policy : {Policy::kFull, Policy::kStreaming, Policy::kOracle}) {
+    options = good;
+    options.policy = policy;
+    EXPECT_THAT(ErrorOf(options), HasSubstr("head_budgets is adaptive, want even with policy " +
+                                            std::string(PolicyName(policy))));
+  }
+  options = good;
+  options.recall.enabled = true;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("head_budgets is adaptive, want even with recall"));
+  options = good;
+  options.positions = Positions::kCacheRelative;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("want even with positions cache_relative"));
+  EXPECT_THAT(std::string(ParseHeadBudgets("ada").status().message()),
+              HasSubstr("head_budgets is \"ada\", want one of: even, adaptive"));
+  EXPECT_EQ(*ParseHeadBudgets(HeadBudgetsName(HeadBudgets::kAdaptive)), HeadBudgets::kAdaptive);
+}
+
 TEST(PolicyTest, WhatOnlySomePoliciesKnowIsRefusedByNameElsewhere) {
   PolicyOptions options = Explicit(Policy::kStreaming, 8, 8);
   options.exposure = 0.5;

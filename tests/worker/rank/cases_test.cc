@@ -39,6 +39,16 @@ constexpr Policy kBoundedInDecode[] = {Policy::kStreaming, Policy::kH2o, Policy:
 constexpr Policy kScoring[] = {Policy::kH2o, Policy::kSnapKvH2o, Policy::kScissorhands,
                                Policy::kPyramidKv};
 
+// And those whose slots the prompt's scores can divide among KV heads.
+constexpr Policy kDivided[] = {Policy::kH2o, Policy::kSnapKv, Policy::kSnapKvH2o,
+                               Policy::kScissorhands, Policy::kPyramidKv};
+
+SequenceOptions Divided(SequenceOptions sequence) {
+  sequence.policy.scope = Scope::kKvHead;
+  sequence.policy.head_budgets = HeadBudgets::kAdaptive;
+  return sequence;
+}
+
 TestGroupOptions OneLayer() {
   TestGroupOptions options;
   options.num_layers = 1;
@@ -92,16 +102,20 @@ TEST(CasesTest, A1PartialWritesIntoAFullBufferAttendToTheRightPositions) {
 }
 
 // A2: equal scores, or one outsider with the largest: the window stays.
+// Equal keys: every query pays every position it sees the same.
+TestGroupOptions AllAlike() {
+  TestGroupOptions alike = OneLayer();
+  alike.rows = [shape = TestShape(alike, 0)](int layer, int32_t token, Position position) {
+    SyntheticRow row = MakeSyntheticRow(shape, /*seed=*/1, layer, token, position);
+    std::fill(row.k.begin(), row.k.end(), 0.5f);
+    return row;
+  };
+  return alike;
+}
+
 TEST(CasesTest, A2TheWindowAndTheSinksStayWhenScoresTie) {
   for (Policy policy : kBounded) {
-    TestGroupOptions alike = OneLayer();
-    // Equal keys: every query pays every position it sees the same.
-    alike.rows = [shape = TestShape(alike, 0)](int layer, int32_t token, Position position) {
-      SyntheticRow row = MakeSyntheticRow(shape, /*seed=*/1, layer, token, position);
-      std::fill(row.k.begin(), row.k.end(), 0.5f);
-      return row;
-    };
-    TestGroup group(alike);
+    TestGroup group(AllAlike());
     SequenceOptions sequence = TestSequence(policy, Scope::kLayer, 4, 4, 16);
     sequence.policy.window = 4;
     sequence.policy.sink_tokens = 2;
@@ -111,26 +125,48 @@ TEST(CasesTest, A2TheWindowAndTheSinksStayWhenScoresTie) {
   }
 }
 
+TEST(CasesTest, A2TheyStayInEveryKvHeadThatSharesSlotsAndTiesGoToTheLowerHead) {
+  for (Policy policy : kDivided) {
+    SCOPED_TRACE(std::string(PolicyName(policy)));
+    TestGroup group(AllAlike());
+    SequenceOptions sequence = Divided(TestSequence(policy, Scope::kKvHead, 4, 4, 16));
+    sequence.policy.window = 4;
+    sequence.policy.sink_tokens = 2;
+    sequence.policy.head_budget_floor = 0;
+    ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, 16)).ok());
+    const std::vector<Ledger> sets = group.Sets(1, 0);
+    for (const Ledger& set : sets) {
+      EXPECT_THAT(Positions(set), IsSupersetOf({0, 1, 12, 13, 14, 15}));
+    }
+    EXPECT_EQ(sets[0].size() + sets[1].size(), 16u);
+    EXPECT_GE(sets[0].size(), sets[1].size());
+  }
+}
+
 // A3: short inputs, extreme ratios, one layer: sets are never empty, attention
 // stays finite.
-TEST(CasesTest, A3ShortPromptsKeepSomethingAndAttendToIt) {
-  for (Policy policy : kBounded) {
-    for (double ratio : {0.02, 0.2, 1.0}) {
-      for (int length : {1, 2, 10}) {
-        TestGroup group(OneLayer());
-        SequenceOptions sequence = TestSequence(policy, Scope::kKvHead, 0, 0, length);
-        sequence.policy.heavy_ratio = ratio;
-        sequence.policy.recent_ratio = ratio;
-        sequence.policy.min_budget_tokens = 1;
-        ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, length)).ok());
-        for (const Ledger& set : group.Sets(1, 0)) EXPECT_GE(set.size(), 1u);
-        ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, length)}}).ok());
-        for (const Ledger& set : group.Sets(1, 0)) EXPECT_GE(set.size(), 1u);
-        EXPECT_THAT(group.Attention(0, TestTokens(0, 1, length)[0], length),
-                    Each(::testing::Truly([](float x) { return std::isfinite(x); })));
-      }
+void ExpectShortPromptsToKeepSomething(Policy policy, HeadBudgets head_budgets) {
+  for (double ratio : {0.02, 0.2, 1.0}) {
+    for (int length : {1, 2, 10}) {
+      TestGroup group(OneLayer());
+      SequenceOptions sequence = TestSequence(policy, Scope::kKvHead, 0, 0, length);
+      sequence.policy.head_budgets = head_budgets;
+      sequence.policy.heavy_ratio = ratio;
+      sequence.policy.recent_ratio = ratio;
+      sequence.policy.min_budget_tokens = 1;
+      ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, length)).ok());
+      for (const Ledger& set : group.Sets(1, 0)) EXPECT_GE(set.size(), 1u);
+      ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, length)}}).ok());
+      for (const Ledger& set : group.Sets(1, 0)) EXPECT_GE(set.size(), 1u);
+      EXPECT_THAT(group.Attention(0, TestTokens(0, 1, length)[0], length),
+                  Each(::testing::Truly([](float x) { return std::isfinite(x); })));
     }
   }
+}
+
+TEST(CasesTest, A3ShortPromptsKeepSomethingAndAttendToIt) {
+  for (Policy policy : kBounded) ExpectShortPromptsToKeepSomething(policy, HeadBudgets::kEven);
+  for (Policy policy : kDivided) ExpectShortPromptsToKeepSomething(policy, HeadBudgets::kAdaptive);
 }
 
 // A4: a newcomer starts with score 0 and must not be the first to go.
@@ -163,21 +199,44 @@ TEST(CasesTest, A4NewTokensAreKeptWhileTheyAreRecentAndTheSetMovesOn) {
   }
 }
 
+TEST(CasesTest, A4TheyAreInEveryKvHeadThatSharesSlots) {
+  for (Policy policy : kBoundedInDecode) {
+    if (policy == Policy::kStreaming) continue;
+    SCOPED_TRACE(std::string(PolicyName(policy)));
+    TestGroup group(OneLayer());
+    const SequenceOptions sequence = Divided(TestSequence(policy, Scope::kKvHead, 9, 5, 40));
+    ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, 40)).ok());
+    const std::vector<Ledger> at_first = group.Sets(1, 0);
+    for (Position position = 40; position < 83; ++position) {
+      ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, position)}}).ok());
+      const std::vector<Ledger> sets = group.Sets(1, 0);
+      for (size_t head = 0; head < sets.size(); ++head) {
+        EXPECT_EQ(sets[head].size(), at_first[head].size());
+        EXPECT_TRUE(sets[head].contains(position));
+      }
+    }
+    for (int head = 0; head < 2; ++head) {
+      EXPECT_NE(Positions(group.Sets(1, 0)[head]), Positions(at_first[head]));
+    }
+  }
+}
+
 // A5: the next position follows from the tokens seen, not from those kept.
-void ExpectTwoCounters(Policy policy) {
+void ExpectTwoCounters(Policy policy, bool divided = false, int prompt = 1) {
   SCOPED_TRACE(std::string(PolicyName(policy)));
   TestGroup group(OneLayer());
-  const SequenceOptions sequence =
-      TestSequence(policy, Scope::kLayer, 64, 64, 1, /*more_tokens=*/299);
-  ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, 1)).ok());
-  for (int i = 1; i < 300; ++i) ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, i)}}).ok());
+  SequenceOptions sequence =
+      TestSequence(policy, Scope::kLayer, 64, 64, prompt, /*more_tokens=*/299);
+  if (divided) sequence = Divided(sequence);
+  ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, prompt)).ok());
+  for (int i = prompt; i < 300; ++i) ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, i)}}).ok());
   const SequenceStats stats = *group.cache().Stats(1);
   EXPECT_EQ(stats.tokens_seen, 300);
   EXPECT_EQ(stats.tokens_resident, 128);
-  const Ledger residents = group.Sets(1, 0)[0];
-  for (const auto& [position, score] : residents) {
-    const SyntheticRow row = group.Rows(0, TestTokens(0, 1, position), position);
-    for (int head = 0; head < 2; ++head) {
+  const std::vector<Ledger> sets = group.Sets(1, 0);
+  for (int head = 0; head < 2; ++head) {
+    for (const auto& [position, score] : sets[divided ? head : 0]) {
+      const SyntheticRow row = group.Rows(0, TestTokens(0, 1, position), position);
       const std::vector<std::byte> bytes = *group.cache().ReadResident(1, 0, head, position);
       const auto* stored = reinterpret_cast<const float*>(bytes.data());
       for (int i = 0; i < 8; ++i) {
@@ -190,17 +249,20 @@ void ExpectTwoCounters(Policy policy) {
 
 TEST(CasesTest, A5TokensSeenAndResidentAreSeparateAndKeysKeepTheirPositions) {
   for (Policy policy : kBoundedInDecode) ExpectTwoCounters(policy);
+  for (Policy policy : kScoring) {
+    for (int prompt : {1, 150}) ExpectTwoCounters(policy, /*divided=*/true, prompt);
+  }
 }
 
 // A6: the prompt attends to all of itself whatever the budget; eviction takes
 // effect afterwards.
-void ExpectThePromptToAttendToItself(Policy policy) {
+void ExpectThePromptToAttendToItself(Policy policy, bool divided = false) {
   SCOPED_TRACE(std::string(PolicyName(policy)));
   std::vector<std::vector<float>> first;
   for (int budget : {4096, 60, 50, 40, 32}) {
     TestGroup group(OneLayer());
-    const SequenceOptions sequence =
-        TestSequence(policy, Scope::kLayer, budget / 2, budget / 2, 96);
+    SequenceOptions sequence = TestSequence(policy, Scope::kLayer, budget / 2, budget / 2, 96);
+    if (divided) sequence = Divided(sequence);
     PlainSequence plain(group, sequence.policy);
     const std::vector<int32_t> tokens = TestTokens(0, 96);
     ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, tokens).ok());
@@ -218,12 +280,14 @@ void ExpectThePromptToAttendToItself(Policy policy) {
 
 TEST(CasesTest, A6TheBudgetDoesNotChangeWhatThePromptAttendsTo) {
   for (Policy policy : kBounded) ExpectThePromptToAttendToItself(policy);
+  for (Policy policy : kDivided) ExpectThePromptToAttendToItself(policy, /*divided=*/true);
 }
 
 // A7: scores of one sequence never mix with another's in the batch.
-void ExpectTheSameAloneAndBatched(Policy policy) {
+void ExpectTheSameAloneAndBatched(Policy policy, bool divided = false) {
   SCOPED_TRACE(std::string(PolicyName(policy)));
-  const SequenceOptions x = TestSequence(policy, Scope::kLayer, 24, 100, 124);
+  SequenceOptions x = TestSequence(policy, Scope::kLayer, 24, 60, 124);
+  if (divided) x = Divided(x);
   std::vector<std::vector<Ledger>> alone;
   for (const bool batched : {false, true}) {
     TestGroup group(OneLayer());
@@ -248,11 +312,12 @@ void ExpectTheSameAloneAndBatched(Policy policy) {
 
 TEST(CasesTest, A7ASequenceIsTheSameAloneAndBesideAVeryDifferentOne) {
   for (Policy policy : kBounded) ExpectTheSameAloneAndBatched(policy);
+  for (Policy policy : kDivided) ExpectTheSameAloneAndBatched(policy, /*divided=*/true);
 }
 
 // A8: one set per KV head, scored by the sum over its query heads; KV is stored
 // once for the group.
-void ExpectOneSetForAGroup(Policy policy) {
+void ExpectOneSetForAGroup(Policy policy, bool divided = false) {
   SCOPED_TRACE(std::string(PolicyName(policy)));
   TestGroupOptions options = OneLayer();
   options.query_heads = 8;
@@ -261,12 +326,14 @@ void ExpectOneSetForAGroup(Policy policy) {
   TestGroup group(options);
   SequenceOptions sequence = TestSequence(policy, Scope::kKvHead, 8, 8, 64);
   sequence.policy.window = 8;
+  if (divided) sequence = Divided(sequence);
   PlainSequence plain(group, sequence.policy);
   ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, 64)).ok());
   plain.Prompt(TestTokens(0, 64));
   EXPECT_EQ(plain.Compare(group, 1, 1000), "");
   EXPECT_THAT(group.Sets(1, 0), SizeIs(2));
-  // 16 kept and one slot for the interval: K and V, 2 heads, of 8 elements.
+  // 16 kept (in the mean, where heads share) and one slot for the interval: K and V, 2 heads, of 8
+  // elements.
   const int64_t slots = 17;
   const int64_t kv_bytes = 2 * 2 * slots * 8 * 2;
   EXPECT_EQ(group.cache().memory().gauge(MemoryKind::kSlots).current_bytes, kv_bytes);
@@ -276,6 +343,7 @@ void ExpectOneSetForAGroup(Policy policy) {
 
 TEST(CasesTest, A8GroupedHeadsShareASetAndItsBytes) {
   for (Policy policy : kScoring) ExpectOneSetForAGroup(policy);
+  for (Policy policy : kScoring) ExpectOneSetForAGroup(policy, /*divided=*/true);
 }
 
 // A9: exact ties at the cut, half of all scores equal.

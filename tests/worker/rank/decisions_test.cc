@@ -15,6 +15,7 @@ constexpr int kSteps = 20;
 struct Method {
   Policy policy;
   Scope scope;
+  HeadBudgets head_budgets = HeadBudgets::kEven;
 };
 
 std::vector<Method> AllMethods() {
@@ -23,15 +24,21 @@ std::vector<Method> AllMethods() {
                         Policy::kSnapKvH2o, Policy::kScissorhands, Policy::kPyramidKv}) {
     for (Scope scope : {Scope::kLayer, Scope::kKvHead}) methods.push_back({policy, scope});
   }
+  for (Policy policy : {Policy::kH2o, Policy::kSnapKv, Policy::kSnapKvH2o, Policy::kScissorhands,
+                        Policy::kPyramidKv}) {
+    methods.push_back({policy, Scope::kKvHead, HeadBudgets::kAdaptive});
+  }
   return methods;
 }
 
 std::string NameOf(const Method& method) {
-  return std::string(PolicyName(method.policy)) + " " + std::string(ScopeName(method.scope));
+  return std::string(PolicyName(method.policy)) + " " + std::string(ScopeName(method.scope)) + " " +
+         std::string(HeadBudgetsName(method.head_budgets));
 }
 
 SequenceOptions OptionsOf(const Method& method) {
   SequenceOptions options = TestSequence(method.policy, method.scope, 12, 4, kPrompt);
+  options.policy.head_budgets = method.head_budgets;
   options.policy.sink_tokens = method.policy == Policy::kStreaming ? 2 : 0;
   options.policy.window = 8;
   options.policy.history_window = 9;
@@ -113,6 +120,59 @@ TEST(DecisionsTest, LayersOfAPyramidHoldTheirOwnBudgetsAndNoMoreThanAllTogether)
     EXPECT_EQ(group.cache().Stats(1)->tokens_resident, 16);
     ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, kPrompt + step)}}).ok());
   }
+}
+
+TEST(DecisionsTest, KvHeadsDivideTheSlotsOfALayerAndNeverHoldMoreThanItHas) {
+  for (const int ranks : {1, 3}) {
+    TestGroup group(Group(ranks));
+    SequenceOptions options =
+        OptionsOf({Policy::kSnapKvH2o, Scope::kKvHead, HeadBudgets::kAdaptive});
+    options.policy.head_budget_floor = 0;
+    ASSERT_TRUE(group.OpenAndRunPrompt(1, options, TestTokens(0, kPrompt)).ok());
+    bool uneven = false;
+    for (int step = 0; step < 3; ++step) {
+      for (int layer = 0; layer < 3; ++layer) {
+        size_t total = 0;
+        for (const Ledger& set : group.Sets(1, layer)) {
+          total += set.size();
+          uneven = uneven || set.size() != 16;
+        }
+        EXPECT_EQ(total, 3u * 16) << "layer " << layer;
+      }
+      for (int rank = 0; rank < ranks; ++rank) {
+        EXPECT_EQ(group.cache(rank).Stats(1)->tokens_resident, 16);
+      }
+      ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, kPrompt + step)}}).ok());
+    }
+    EXPECT_TRUE(uneven);
+  }
+}
+
+TEST(DecisionsTest, KvHeadsOfTheirOwnBudgetsGrowForALongAppendAndComeBack) {
+  TestGroup group(Group(1));
+  const Method method = {Policy::kH2o, Scope::kKvHead, HeadBudgets::kAdaptive};
+  ASSERT_TRUE(group.OpenAndRunPrompt(1, OptionsOf(method), TestTokens(0, kPrompt)).ok());
+  std::vector<size_t> sizes;
+  for (const Ledger& set : group.Sets(1, 0)) sizes.push_back(set.size());
+  const int64_t before = group.cache().Stats(1)->device_bytes;
+  ASSERT_TRUE(group.Append({{1, TestTokens(0, 30, kPrompt)}}).ok());
+  EXPECT_EQ(group.cache().Stats(1)->device_bytes, before);
+  EXPECT_EQ(group.cache().Stats(1)->tokens_resident, 16);
+  for (size_t head = 0; head < sizes.size(); ++head) {
+    EXPECT_EQ(group.Sets(1, 0)[head].size(), sizes[head]);
+  }
+}
+
+// One rank holds all heads: dividing its slots costs none.
+TEST(DecisionsTest, OneRankTakesTheSameBytesForDividedSlotsAsForEvenOnes) {
+  int64_t bytes[2] = {};
+  for (const HeadBudgets budgets : {HeadBudgets::kEven, HeadBudgets::kAdaptive}) {
+    TestGroup group(Group(1));
+    const Method method = {Policy::kSnapKvH2o, Scope::kKvHead, budgets};
+    ASSERT_TRUE(group.OpenAndRunPrompt(1, OptionsOf(method), TestTokens(0, kPrompt)).ok());
+    bytes[budgets == HeadBudgets::kEven ? 0 : 1] = group.cache().Stats(1)->device_bytes;
+  }
+  EXPECT_EQ(bytes[1], bytes[0]);
 }
 
 TEST(DecisionsTest, LayersOfAPyramidGrowForALongAppendAndComeBack) {

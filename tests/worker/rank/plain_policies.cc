@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "cache_service/base/check.h"
 #include "tests/worker/rank/plain_reference.h"
@@ -28,6 +29,8 @@ PlainPolicy PlainPolicyOf(const PolicyOptions& options, int layer, int num_layer
           .pyramid_beta = options.pyramid_beta,
           .layer = layer,
           .num_layers = num_layers,
+          .adaptive = options.head_budgets == HeadBudgets::kAdaptive,
+          .head_floor = options.head_budget_floor,
           .recall = options.recall};
 }
 
@@ -135,6 +138,56 @@ void PlainLayer::TakePyramidBudget() {
                                        static_cast<double>(policy_.budget_tokens)),
                           1, slots - policy_.sink_tokens);
   policy_.budget_tokens = slots;
+}
+
+// Ada-KV: one list of the layer's unprotected positions, best first; each head's slots
+// follow its part of the best.
+void PlainLayer::DivideBudget(const std::vector<Ledger>& rankings, int64_t recent) {
+  if (prompt_tokens_ <= policy_.budget_tokens) return;
+  const auto heads = static_cast<int64_t>(rankings.size());
+  std::vector<std::tuple<int64_t, int64_t, Position>> all;  // -score, head, position
+  for (int64_t head = 0; head < heads; ++head) {
+    for (const auto& [position, score] : Exposed(rankings[head])) {
+      if (position < policy_.sink_tokens || position >= prompt_tokens_ - recent) continue;
+      all.emplace_back(-score, head, position);
+    }
+  }
+  std::sort(all.begin(), all.end());
+  const int64_t each = policy_.budget_tokens - policy_.sink_tokens - recent;
+  const auto least =
+      static_cast<int64_t>(std::floor(policy_.head_floor * static_cast<double>(each) + 1e-6));
+  std::vector<int64_t> best(heads, 0);
+  for (int64_t i = 0; i < heads * each; ++i) ++best[std::get<1>(all[i])];
+  std::vector<int64_t> slots(heads, least);
+  int64_t left = heads * (each - least);
+  for (int64_t head = 0; head < heads && each > 0; ++head) {
+    const int64_t more = (each - least) * best[head] / each;
+    slots[head] += more;
+    left -= more;
+  }
+  // One more for the heads with most of the best, the first of equals, while there are any.
+  const int64_t most = prompt_tokens_ - policy_.sink_tokens - recent;
+  std::vector<bool> given(heads, false);
+  while (left > 0) {
+    int64_t next = -1;
+    for (int64_t head = 0; head < heads; ++head) {
+      if (given[head] || slots[head] == most) continue;
+      if (next < 0 || best[head] > best[next]) next = head;
+    }
+    if (next < 0) {
+      given.assign(heads, false);
+      continue;
+    }
+    given[next] = true;
+    ++slots[next];
+    --left;
+  }
+  for (int64_t head = 0; head < heads; ++head) {
+    const int64_t budget = policy_.sink_tokens + recent + slots[head];
+    recents_[head] = std::clamp<int64_t>(policy_.recent_tokens * budget / policy_.budget_tokens, 1,
+                                         budget - policy_.sink_tokens);
+    budgets_[head] = budget;
+  }
 }
 
 }  // namespace heavywater

@@ -123,6 +123,8 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
   Observe(q);
 
   TakePyramidBudget();
+  budgets_.assign(num_sets, policy_.budget_tokens);
+  recents_.assign(num_sets, policy_.recent_tokens);
   at_prompt_.resize(num_sets);
   plans_.resize(num_sets);
   const int64_t window =
@@ -148,11 +150,13 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
     }
   }
 
+  std::vector<Ledger> rankings(num_sets);
+  int64_t recent = policy_.recent_tokens;
+  if (Votes(policy_.policy)) recent = std::min(window, policy_.budget_tokens - policy_.sink_tokens);
   for (int set = 0; set < num_sets; ++set) {
     for (Position p = 0; p < prompt_tokens_; ++p) sets_[set][p] = sums[set][p];
-    if (policy_.policy == Policy::kFull || policy_.policy == Policy::kOracle) continue;
-    Ledger ranking = sets_[set];
-    int64_t recent = policy_.recent_tokens;
+    Ledger& ranking = rankings[set];
+    ranking = sets_[set];
     if (Votes(policy_.policy)) {
       sums[set].resize(prompt_tokens_ - window);
       ranking = Pooled(sums[set], policy_.pooling, policy_.pool_kernel);
@@ -163,10 +167,13 @@ std::vector<float> PlainLayer::Prompt(std::span<const float> q, std::span<const 
         }
       }
       for (Position p = 0; p < prompt_tokens_; ++p) ranking.try_emplace(p, 0);
-      recent = std::min(window, policy_.budget_tokens - policy_.sink_tokens);
     }
     if (counts_pivotal()) at_prompt_[set] = sets_[set];
-    Choose(set, ranking, recent);
+  }
+  const bool keeps_all = policy_.policy == Policy::kFull || policy_.policy == Policy::kOracle;
+  if (policy_.adaptive) DivideBudget(rankings, recent);
+  for (int set = 0; set < num_sets && !keeps_all; ++set) {
+    Choose(set, rankings[set], recent);
   }
   Sketch();
   return out;
@@ -333,29 +340,34 @@ void PlainLayer::Plan() {
       score = std::llrint(static_cast<double>(score) * decay) + gains_[set][position];
     }
     gains_[set].clear();
-    const bool full = static_cast<int64_t>(sets_[set].size()) > policy_.budget_tokens;
+    const bool full = static_cast<int64_t>(sets_[set].size()) > budgets_[set];
     if (policy_.recall.enabled && full && AddsScores(policy_.policy)) {
       TakeReports(static_cast<int>(set));
     }
-    Choose(static_cast<int>(set), Ledger(sets_[set]), policy_.recent_tokens);
+    Choose(static_cast<int>(set), Ledger(sets_[set]), recents_[set]);
   }
   since_plan_ = 0;
   Sketch();
 }
 
+Ledger PlainLayer::Exposed(Ledger ranking) const {
+  const bool votes = tokens_seen() == prompt_tokens_ && Votes(policy_.policy);
+  if (policy_.exposure == 0 || votes) return ranking;
+  for (auto& [position, score] : ranking) {
+    const auto queries =
+        static_cast<double>(tokens_seen() - std::max<int64_t>(position, first_scored_));
+    score = std::llrint(static_cast<double>(score) / std::pow(queries, policy_.exposure));
+  }
+  return ranking;
+}
+
 // Leaves sinks, the last `recent` positions, and the best of the rest.
 void PlainLayer::Choose(int set, Ledger ranking, int64_t recent) {
   choices_[set] = PlainChoice();
-  if (policy_.exposure > 0 && (tokens_seen() > prompt_tokens_ || !Votes(policy_.policy))) {
-    for (auto& [position, score] : ranking) {
-      const auto queries =
-          static_cast<double>(tokens_seen() - std::max<int64_t>(position, first_scored_));
-      score = std::llrint(static_cast<double>(score) / std::pow(queries, policy_.exposure));
-    }
-  }
-  if (static_cast<int64_t>(ranking.size()) <= policy_.budget_tokens) return;
+  ranking = Exposed(std::move(ranking));
+  if (static_cast<int64_t>(ranking.size()) <= budgets_[set]) return;
   std::vector<std::pair<int64_t, Position>> rest;  // (-score, position): best first
-  int64_t room = policy_.budget_tokens;
+  int64_t room = budgets_[set];
   for (const auto& [position, score] : ranking) {
     if (position < policy_.sink_tokens || position >= tokens_seen() - recent) {
       --room;

@@ -34,6 +34,8 @@ struct PlainPolicy {
   double pyramid_beta = 20;
   int layer = 0;  // of num_layers: their budgets differ with pyramidkv
   int num_layers = 1;
+  bool adaptive = false;  // the layer's slots go where its best positions are
+  double head_floor = 0.2;
   RecallOptions recall;
 };
 // From options that give their budget in tokens.
@@ -119,6 +121,8 @@ class PlainLayer {
                                  std::span<float> out) const;
   void Choose(int set, Ledger ranking, int64_t recent);
   void TakePyramidBudget();
+  Ledger Exposed(Ledger ranking) const;
+  void DivideBudget(const std::vector<Ledger>& rankings, int64_t recent);
   int64_t Given(double probability, int64_t query) const;
   void CountHistory(int set);
   void Plan();
@@ -127,6 +131,8 @@ class PlainLayer {
   PlainPolicy policy_;
   std::vector<Rows> keys_;  // [position]
   std::vector<Rows> values_;
+  std::vector<int64_t> budgets_;  // by set
+  std::vector<int64_t> recents_;  // by set, in decode
   std::vector<Ledger> sets_;
   std::vector<Ledger> gains_;  // since the last plan
   std::vector<PlainChoice> choices_;

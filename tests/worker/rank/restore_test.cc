@@ -82,6 +82,11 @@ class RestoreCase {
       options_.rope_frequencies = TestRopeFrequencies(options_.head_dim);
       sequence_.policy.positions = Positions::kCacheRelative;
     }
+    const bool scores = policy != Policy::kFull && policy != Policy::kStreaming;
+    const bool can_divide = scores && scope == Scope::kKvHead && !sequence_.policy.recall.enabled &&
+                            sequence_.policy.positions == Positions::kAbsolute;
+    divided = can_divide;
+    if (can_divide) sequence_.policy.head_budgets = HeadBudgets::kAdaptive;
     sequence_.policy.recall.recall_tokens = Pick(random_, {2, 16});
     sequence_.policy.recall.promote_candidates = Pick(random_, {0, 4});
     tokens_ = TestTokens(1, sequence_.prompt_tokens + 80);
@@ -127,6 +132,7 @@ class RestoreCase {
   }
 
   int restored = 0;
+  bool divided = false;  // among KV heads, by scores
 
  private:
   int64_t known_tokens() const { return sequence_.prompt_tokens + 80; }
@@ -179,14 +185,17 @@ class RestoreCase {
 
 TEST(RestoreTest, TheRestIsTheSameBitForBit) {
   int restored = 0;
-  for (uint32_t seed = 1; seed <= 60; ++seed) {
+  int divided = 0;
+  for (uint32_t seed = 1; seed <= 90; ++seed) {
     SCOPED_TRACE(seed);
     RestoreCase one(seed);
     one.Run();
     restored += one.restored;
+    divided += one.divided ? one.restored : 0;
     if (::testing::Test::HasFailure()) return;
   }
-  EXPECT_GT(restored, 45);
+  EXPECT_GT(restored, 65);
+  EXPECT_GT(divided, 3);
 }
 
 class RestoreRefusalTest : public ::testing::Test {
@@ -233,6 +242,25 @@ TEST_F(RestoreRefusalTest, MoreSlotsThanTokensAreDataLossWithoutABudget) {
     if (!slots.scores.empty()) slots.scores.resize(41);
   }
   EXPECT_EQ(Restore().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(RestoreRefusalTest, AKvHeadWithMoreThanTheLayersSlotsIsDataLoss) {
+  SequenceOptions divided = TestSequence(Policy::kSnapKvH2o, Scope::kKvHead, 8, 4, 40);
+  divided.policy.head_budgets = HeadBudgets::kAdaptive;
+  divided.policy.window = 4;
+  Take(divided);
+  EXPECT_TRUE(Restore().ok());
+  EXPECT_TRUE(group_->Close(kSequence).ok());
+  // Both heads hold what one alone might.
+  for (int head = 0; head < 2; ++head) {
+    SlotSnapshot& slots = snapshot_.slots[static_cast<size_t>(head)];
+    slots.scores.clear();
+    slots.positions.resize(18);
+    for (int i = 0; i < 18; ++i) slots.positions[static_cast<size_t>(i)] = i;
+  }
+  const absl::Status status = Restore();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("positions of a KV head is 18, want 6"));
 }
 
 TEST_F(RestoreRefusalTest, ALedgerOfAnImpossibleSizeIsDataLoss) {

@@ -104,6 +104,81 @@ TEST_P(ScratchTest, ALongAppendExtendsItAndGivesItBack) {
   EXPECT_TRUE(group.Append({{1, TestTokens(1, 1, 1050)}}).ok());
 }
 
+// Sequences whose KV heads hold sets of different sizes, and one whose heads do not, within
+// what admission reserved: each rank for the most that its heads can get.
+TEST(DividedScratchTest, WhatIsAllocatedStaysWithinWhatWasReserved) {
+  for (const Policy policy : {Policy::kH2o, Policy::kSnapKv, Policy::kScissorhands}) {
+    for (const int ranks : {1, 3}) {
+      SCOPED_TRACE(std::string(PolicyName(policy)) + " on " + std::to_string(ranks));
+      TestGroupOptions options;
+      options.cpu_backend = true;
+      options.world_size = ranks;
+      options.kv_heads = 3;
+      options.query_heads = 6;
+      SequenceOptions divided = TestSequence(policy, Scope::kKvHead, 40, 12, kPromptTokens, 60);
+      divided.policy.head_budgets = HeadBudgets::kAdaptive;
+      divided.policy.head_budget_floor = 0;
+      divided.policy.plan_interval_steps = 3;
+      const SequenceOptions even = TestSequence(Policy::kH2o, Scope::kLayer, 20, 6, 30, 60);
+      {
+        TestGroup unlimited(options);
+        options.device_memory_bytes = unlimited.cache().memory().reserved_bytes() +
+                                      *unlimited.cache().DeviceBytesNeeded(even) +
+                                      2 * *unlimited.cache().DeviceBytesNeeded(divided);
+      }
+      TestGroup group(options);
+      ASSERT_TRUE(group.Open(1, divided).ok());
+      ASSERT_TRUE(group.OpenAndRunPrompt(3, even, TestTokens(3, 30)).ok());
+      ASSERT_TRUE(group.OpenAndRunPrompt(2, divided, TestTokens(2, kPromptTokens)).ok());
+      ASSERT_TRUE(group.RunPrompt(1, TestTokens(1, kPromptTokens)).ok());
+      for (int64_t i = 0; i < 40; ++i) {
+        const absl::Status status = group.Append({{1, TestTokens(1, 1, kPromptTokens + i)},
+                                                  {3, TestTokens(3, 1, 30 + i)},
+                                                  {2, TestTokens(2, 1, kPromptTokens + i)}});
+        ASSERT_TRUE(status.ok()) << status;
+      }
+      options.device_memory_bytes -= 1;
+      TestGroup smaller(options);
+      ASSERT_TRUE(smaller.Open(3, even).ok());
+      ASSERT_TRUE(smaller.Open(1, divided).ok());
+      EXPECT_EQ(smaller.Open(2, divided).code(), absl::StatusCode::kResourceExhausted);
+    }
+  }
+}
+
+TEST(DividedScratchTest, ARankOfManyReservesForTheMostThatItsHeadCanGet) {
+  TestGroupOptions options;
+  options.world_size = 3;
+  options.kv_heads = 3;
+  options.query_heads = 3;
+  SequenceOptions sequence =
+      TestSequence(Policy::kH2o, Scope::kKvHead, 60, 40, 400, /*more_tokens=*/60);
+  TestGroup group(options);
+  const int64_t even = *group.cache().DeviceBytesNeeded(sequence);
+  sequence.policy.head_budgets = HeadBudgets::kAdaptive;
+  // 60 beyond the recent ones: at most 3 x 60 less two floors of 12.
+  const int64_t more_slots = 3 * 60 - 2 * 12 - 60;
+  const int64_t divided = *group.cache().DeviceBytesNeeded(sequence);
+  const KvShape shape = TestShape(options, 0);
+  const int64_t kv = options.num_layers * more_slots * shape.row_bytes();
+  EXPECT_GT(divided - even, kv);
+  EXPECT_LT(divided - even, 3 * kv);  // with scores, tables, and two rows of the prompt's sums
+}
+
+TEST(DividedScratchTest, MoreRanksThanKvHeadsAreRefused) {
+  TestGroupOptions options;
+  options.world_size = 2;
+  options.kv_heads = 1;
+  options.query_heads = 2;
+  TestGroup group(options);
+  SequenceOptions sequence = TestSequence(Policy::kH2o, Scope::kKvHead, 8, 8, 40);
+  sequence.policy.head_budgets = HeadBudgets::kAdaptive;
+  const absl::Status status = group.Open(1, sequence);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("head_budgets is adaptive, but 2 ranks share the model's 1 KV heads"));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, ScratchTest,
                          ::testing::Values(Policy::kFull, Policy::kH2o, Policy::kSnapKvH2o),
                          [](const auto& info) { return std::string(PolicyName(info.param)); });

@@ -66,6 +66,28 @@ TEST(PolicyProtoTest, PositionsSurviveTheWayAreReportedAndRefusedByName) {
             "policy.positions: positions is \"relative\", want one of: absolute, cache_relative");
 }
 
+TEST(PolicyProtoTest, BudgetsOfKvHeadsSurviveTheWayAndAreReported) {
+  v1::PolicyOptions proto;
+  proto.set_scope("kv_head");
+  const PolicyOptions even = *PolicyFromProto(proto);
+  EXPECT_EQ(BudgetToProto(even, *ResolveBudget(even, 1000)).head_budgets(), "even");
+  EXPECT_EQ(BudgetToProto(even, *ResolveBudget(even, 1000)).head_budget_floor(), 0);
+  proto.set_head_budgets("adaptive");
+  EXPECT_EQ(PolicyFromProto(proto)->head_budget_floor, 0.2);
+  proto.set_head_budget_floor(0);
+  const PolicyOptions divided = *PolicyFromProto(PolicyToProto(*PolicyFromProto(proto)));
+  EXPECT_EQ(divided.head_budgets, HeadBudgets::kAdaptive);
+  EXPECT_EQ(divided.head_budget_floor, 0);
+  proto.set_head_budget_floor(0.5);
+  const PolicyOptions half = *PolicyFromProto(proto);
+  const v1::ResolvedBudget budget = BudgetToProto(half, *ResolveBudget(half, 1000));
+  EXPECT_EQ(budget.head_budgets(), "adaptive");
+  EXPECT_EQ(budget.head_budget_floor(), 0.5);
+  proto.set_head_budgets("ada");
+  EXPECT_EQ(PolicyFromProto(proto).status().message(),
+            "policy.head_budgets: head_budgets is \"ada\", want one of: even, adaptive");
+}
+
 TEST(PolicyProtoTest, TheOracleChoosesByHeadAndReportsWhatAQueryAttendsTo) {
   v1::PolicyOptions proto;
   proto.set_policy("oracle");

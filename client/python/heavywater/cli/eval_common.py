@@ -23,6 +23,12 @@ _HOST_BYTES = 3 << 30
 
 BookText = Annotated[Path | None, typer.Option(help="A text file [Northanger Abbey, of Debian's r-cran-janeaustenr].")]
 Parallel = Annotated[int, typer.Option(min=1, help="Sequences that run at once.")]
+HeadBudgets = Annotated[
+    str,
+    typer.Option(
+        help="even, adaptive (a layer's slots divided among its KV heads by scores) or both, where that can be."
+    ),
+]
 Threads = Annotated[int, typer.Option(min=0, help="Of the worker it starts [all cores].")]
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
 from heavywater.cli.eval_common import (
     BookText,
+    HeadBudgets,
     Parallel,
     Threads,
     fractions,
@@ -24,7 +25,7 @@ from heavywater.cli.eval_common import (
 )
 from heavywater.eval.measure import make_windows
 from heavywater.eval.ppl import PplEvaluation, RowResult
-from heavywater.eval.rows import Row, make_rows, published_rows, rows_at_equal_bytes
+from heavywater.eval.rows import EVEN, Row, make_rows, published_rows, rows_at_equal_bytes
 
 
 def ppl(
@@ -37,6 +38,7 @@ def ppl(
     ] = "0.1,0.2,0.4",
     policies: Annotated[str, typer.Option(help="Instead of the standard rows: these policies, ...")] = "",
     scopes: Annotated[str, typer.Option(help="... each in these scopes (kv_head, layer).")] = "",
+    head_budgets: HeadBudgets = "even",
     recall: Annotated[
         bool,
         typer.Option("--recall", help="Instead of the standard rows: snapkv_h2o without and with recall, equal bytes."),
@@ -52,9 +54,13 @@ def ppl(
     """Perplexity of a text under each policy and budget, and the divergence from the full cache."""
     log = Console(stderr=True)
     if recall:
+        if head_budgets != EVEN:
+            raise ValueError(
+                f"--head-budgets {head_budgets} with --recall, want {EVEN}: promotion needs sets of one size"
+            )
         rows = _recall_rows(policies, scopes, fractions(budgets), recall_tokens)
     else:
-        rows = _rows(policies, scopes, fractions(budgets))
+        rows = _rows(policies, scopes, fractions(budgets), head_budgets.split(","))
     content = text_or_book(text)
     if dump is not None:
         dump.mkdir(parents=True, exist_ok=True)
@@ -80,11 +86,11 @@ def ppl(
         Console().print(_table(results))
 
 
-def _rows(policies: str, scopes: str, budgets: list[float]) -> list[Row]:
-    if not policies and not scopes:
+def _rows(policies: str, scopes: str, budgets: list[float], head_budgets: list[str]) -> list[Row]:
+    if not policies and not scopes and head_budgets == [EVEN]:
         return published_rows(budgets)
     chosen = policies.split(",") if policies else ["streaming", "h2o", "snapkv_h2o"]
-    return make_rows(chosen, scopes.split(",") if scopes else ["kv_head"], budgets)
+    return make_rows(chosen, scopes.split(",") if scopes else ["kv_head"], budgets, head_budgets)
 
 
 def _recall_rows(policies: str, scopes: str, budgets: list[float], recall_tokens: str) -> list[Row]:
@@ -103,7 +109,7 @@ def _table(results: list[RowResult]) -> Table:
     for result in results:
         table.add_row(
             result.row.policy,
-            result.row.scope or "-",
+            result.row.scope_words,
             "-" if result.row.budget is None else f"{result.row.budget:.0%}",
             "-" if result.row.recall is None else str(result.row.recall),
             f"{result.bytes_ratio:.1%}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.table import Table
 from heavywater.cli.connection import Address, CacheAddress, Json, connected
 from heavywater.cli.eval_common import (
     BookText,
+    HeadBudgets,
     Parallel,
     Threads,
     counted,
@@ -30,7 +32,7 @@ from heavywater.eval.measure import Window, make_windows
 from heavywater.eval.plots import kept_map, quality_plot
 from heavywater.eval.ppl import PplEvaluation
 from heavywater.eval.results_file import ResultsFile
-from heavywater.eval.rows import BOUNDED, FULL, ORACLE, Row, make_rows
+from heavywater.eval.rows import ADAPTIVE, BOUNDED, EVEN, FULL, ORACLE, Row, make_rows
 
 RECALL = "recall"
 _MAP_STEPS = (0, 16, 64)
@@ -42,6 +44,7 @@ def sweep(
         (*BOUNDED, RECALL)
     ),
     scopes: Annotated[str, typer.Option(help="kv_head, layer or both.")] = "kv_head",
+    head_budgets: HeadBudgets = "even",
     budgets: Annotated[str, typer.Option(help="Fractions of the prompt; recall: of the full cache's bytes.")] = (
         "0.05,0.1,0.2,0.4"
     ),
@@ -61,7 +64,7 @@ def sweep(
     An interrupted run goes on where it was with the same --state.
     """
     log = Console(stderr=True)
-    rows = sweep_rows(policies.split(","), scopes.split(","), fractions(budgets))
+    rows = sweep_rows(policies.split(","), scopes.split(","), fractions(budgets), head_budgets.split(","))
     if plots is not None and all(row.policy in (FULL, ORACLE) for row in rows):
         raise ValueError("--plots draws what stays and what goes: want a policy that lets something go")
     if plots is not None and address and not cache:
@@ -84,9 +87,11 @@ def sweep(
     _print(rows, results, as_json)
 
 
-def sweep_rows(policies: list[str], scopes: list[str], budgets: list[float]) -> list[Row]:
+def sweep_rows(
+    policies: list[str], scopes: list[str], budgets: list[float], head_budgets: Sequence[str] = (EVEN,)
+) -> list[Row]:
     """`full` first; then budget by budget, so that an interrupted run can be compared. Raises ValueError."""
-    rows = make_rows([policy for policy in policies if policy != RECALL], scopes, budgets)
+    rows = make_rows([policy for policy in policies if policy != RECALL], scopes, budgets, head_budgets)
     if RECALL in policies:
         rows += [Row("snapkv_h2o", s, b, recall=64, of_bytes=True) for s in scopes for b in budgets]
     return [rows[0], *sorted(rows[1:], key=lambda row: row.budget or 0.0)]
@@ -140,7 +145,8 @@ def _draw_map(client: Client, rows: list[Row], window: Window, path: Path, log: 
                 seen = resident_shares(client, window.prompt, forced, row)
                 shares[index, : len(seen)] = seen
                 progress.advance(task)
-            kept["recall" if row.recall else row.policy] = shares
+            name = "recall" if row.recall else row.policy
+            kept[name if row.head_budgets == EVEN else f"{name}, {row.head_budgets}"] = shares
     kept_map(kept, steps, len(window.prompt), path)
 
 
@@ -155,7 +161,7 @@ def _print(rows: list[Row], results: ResultsFile, as_json: bool) -> None:
     for row in found:
         table.add_row(
             "recall" if row["recall"] else row["policy"],
-            row["scope"] or "-",
+            (row["scope"] or "-") + (", adaptive" if row.get("head_budgets") == ADAPTIVE else ""),
             "-" if row["budget"] is None else f"{row['budget']:.0%}",
             f"{row['bytes_ratio']:.1%}",
             f"{row['ppl']:.2f}",

@@ -15,6 +15,7 @@ from heavywater.cli.policy import (
     Decay,
     DeviceRatio,
     Exposure,
+    HeadBudgets,
     Policy,
     Positions,
     Recall,
@@ -50,6 +51,7 @@ def generate(
     decay: Decay = 0.0,
     exposure: Exposure = 0.0,
     positions: Positions = "",
+    head_budgets: HeadBudgets = "",
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that have this probability.")] = 1.0,
     top_k: TopK = 0,
@@ -77,6 +79,7 @@ def generate(
         decay=decay,
         exposure=exposure,
         positions=positions,
+        head_budgets=head_budgets,
     )
     if show_reads and not reads_demoted(policy, recall):
         raise ValueError(f"--show-reads with --policy {policy} and no recall, want --policy recall or --recall")
@@ -152,6 +155,8 @@ def _budget_words(budget: common_pb2.ResolvedBudget) -> str:
     of_layers = budget.layer_budget_tokens
     if of_layers:
         return f"{of_layers[0]} slots in the first layer down to {of_layers[-1]} in the last"
+    if budget.head_budgets == "adaptive":
+        return f"at most {budget.budget_tokens} slots a KV head in the mean, divided by scores"
     return f"at most {budget.budget_tokens} slots a layer"
 
 

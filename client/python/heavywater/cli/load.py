@@ -20,6 +20,7 @@ from heavywater.cli.policy import (
     Decay,
     DeviceRatio,
     Exposure,
+    HeadBudgets,
     Policy,
     Positions,
     Recall,
@@ -61,6 +62,7 @@ def load(
     decay: Decay = 0.0,
     exposure: Exposure = 0.0,
     positions: Positions = "",
+    head_budgets: HeadBudgets = "",
     seed: Annotated[int, typer.Option(help="Of lengths, prompts, arrivals and cancels.")] = 1,
     model: LocalModel = None,
     ranks: Ranks = 1,
@@ -85,6 +87,7 @@ def load(
         decay=decay,
         exposure=exposure,
         positions=positions,
+        head_budgets=head_budgets,
     )
     if not math.isfinite(rate):
         raise ValueError(f"--rate {rate}, want a number of sequences a second")

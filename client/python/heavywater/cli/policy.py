@@ -52,6 +52,14 @@ Positions = Annotated[
     ),
 ]
 
+HeadBudgets = Annotated[
+    str,
+    typer.Option(
+        help="In scope kv_head: even (every KV head as many slots) or adaptive (divided among a layer's KV heads as "
+        "its scores are spread, as Ada-KV does) [even]."
+    ),
+]
+
 
 def parse_recall_tokens(text: str) -> tuple[int, bool]:
     """(at most so many, all of them); (0, False) for the default. Raises ValueError."""
@@ -78,6 +86,7 @@ def policy_options(
     decay: float = 0.0,
     exposure: float = 0.0,
     positions: str = "",
+    head_budgets: str = "",
 ) -> common_pb2.PolicyOptions:
     """What the options above ask for. Whether it can be is the server's to say.
 
@@ -85,7 +94,9 @@ def policy_options(
     """
     if not 0 < budget <= 1:
         raise ValueError(f"--budget {budget:g}, want a fraction above 0 and at most 1")
-    options = common_pb2.PolicyOptions(policy=policy, scope=scope, decay=decay, exposure=exposure, positions=positions)
+    options = common_pb2.PolicyOptions(
+        policy=policy, scope=scope, decay=decay, exposure=exposure, positions=positions, head_budgets=head_budgets
+    )
     if sinks is not None:
         options.sink_tokens = sinks
     options.recall_tokens, everything = parse_recall_tokens(recall_tokens)

@@ -14,7 +14,7 @@ from heavywater.eval.dump import Dump
 from heavywater.eval.figures import Logits, Totals
 from heavywater.eval.logits_file import make_logits_file
 from heavywater.eval.measure import Measurement, Window, measure
-from heavywater.eval.rows import Row
+from heavywater.eval.rows import EVEN, Row
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class RowResult:
     bytes_ratio: float
 
     def as_json(self) -> dict[str, Any]:
-        """Fields that do not apply, or are not measured, are null."""
-        return {
+        """Fields that do not apply, or are not measured, are null; `head_budgets` is there where they are not even."""
+        divided = {} if self.row.head_budgets == EVEN else {"head_budgets": self.row.head_budgets}
+        return divided | {
             "policy": self.row.policy,
             "scope": self.row.scope,
             "budget": self.row.budget,

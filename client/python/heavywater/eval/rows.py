@@ -15,6 +15,9 @@ SCISSORHANDS = "scissorhands"
 _SCISSORHANDS_RECENT = 10  # as published
 _SCISSORHANDS_INTERVAL = 16  # its batch
 BOUNDED = ("streaming", "h2o", "snapkv", ORDERED, SCISSORHANDS, "pyramidkv")
+# Those whose slots the prompt's scores can divide among a layer's KV heads.
+DIVISIBLE = ("h2o", "snapkv", ORDERED, SCISSORHANDS, "pyramidkv")
+EVEN, ADAPTIVE = "even", "adaptive"
 # Keeps everything, attends to its budget's worth: what the others are compared with.
 ORACLE = "oracle"
 
@@ -32,6 +35,7 @@ class Row:
     recall: RecallTokens | None = None  # None: off; else the tuned preset, of_bytes
     of_bytes: bool = False
     exposure: float = 0.0  # of PolicyOptions
+    head_budgets: str = EVEN  # likewise
 
     @property
     def name(self) -> str:
@@ -39,7 +43,13 @@ class Row:
             return self.policy
         ending = f"-recall-{self.recall}" if self.recall else "-bytes" if self.of_bytes else ""
         ending += f"-exposure-{self.exposure:g}" if self.exposure else ""
+        ending += f"-{self.head_budgets}" if self.head_budgets != EVEN else ""
         return f"{self.policy}-{self.scope}-{self.budget:g}{ending}"
+
+    @property
+    def scope_words(self) -> str:
+        """For tables: the scope, and that its slots are divided by scores."""
+        return (self.scope or "-") + (f", {self.head_budgets}" if self.head_budgets != EVEN else "")
 
     def options(self, prompt_tokens: int) -> common_pb2.PolicyOptions:
         """What is asked of the server for a prompt of so many tokens."""
@@ -72,6 +82,7 @@ class Row:
             plan_interval_steps=_SCISSORHANDS_INTERVAL if batches else 1,
             decay=1.0,
             exposure=self.exposure,
+            head_budgets=self.head_budgets,
         )
 
     def _recall_options(self) -> common_pb2.PolicyOptions:
@@ -85,8 +96,14 @@ class Row:
         return options
 
 
-def make_rows(policies: Sequence[str], scopes: Sequence[str], budgets: Sequence[float]) -> list[Row]:
-    """Every policy in every scope at every budget; `full` once. Raises ValueError for unknown names."""
+def make_rows(
+    policies: Sequence[str], scopes: Sequence[str], budgets: Sequence[float], head_budgets: Sequence[str] = (EVEN,)
+) -> list[Row]:
+    """Every policy in every scope at every budget; `full` once. Raises ValueError for unknown names.
+
+    `head_budgets`: with "adaptive" among them also, or only, rows whose slots are divided among KV heads by
+    scores, of the policies and in the scope where that can be; with "even" all others.
+    """
     known_policies = (FULL, *BOUNDED, ORACLE)
     for name, known in [*((p, known_policies) for p in policies), *((s, ("kv_head", "layer")) for s in scopes)]:
         if name not in known:
@@ -94,8 +111,23 @@ def make_rows(policies: Sequence[str], scopes: Sequence[str], budgets: Sequence[
     if ORACLE in policies and "layer" in scopes:
         raise ValueError(f"{ORACLE!r} chooses by head: want scope kv_head")
     _check_budgets(budgets)
+    _check_head_budgets(head_budgets, policies, scopes)
     bounded = [policy for policy in policies if policy != FULL]
-    return [Row(FULL)] + [Row(p, s, b) for s in scopes for b in budgets for p in bounded]
+    rows = [Row(p, s, b, head_budgets=h) for s in scopes for b in budgets for p in bounded for h in head_budgets]
+    return [Row(FULL)] + [row for row in rows if row.head_budgets == EVEN or _can_divide(row)]
+
+
+def _can_divide(row: Row) -> bool:
+    return row.policy in DIVISIBLE and row.scope == "kv_head"
+
+
+def _check_head_budgets(head_budgets: Sequence[str], policies: Sequence[str], scopes: Sequence[str]) -> None:
+    for name in head_budgets:
+        if name not in (EVEN, ADAPTIVE):
+            raise ValueError(f"{name!r} is not one of {EVEN}, {ADAPTIVE}")
+    if ADAPTIVE in head_budgets and not ("kv_head" in scopes and set(policies) & set(DIVISIBLE)):
+        wanted = f"scope kv_head and one of {', '.join(DIVISIBLE)}"
+        raise ValueError(f"{ADAPTIVE!r} divides a layer's slots by scores: want {wanted}")
 
 
 def published_rows(budgets: Sequence[float]) -> list[Row]:

@@ -7,6 +7,8 @@ from heavywater.engine import PolicyOptions, RecallOptions, preset
 # Fields of PolicyOptions that a caller may set; budgets come as arguments of their own.
 POLICY_FIELDS = (
     "scope",
+    "head_budgets",
+    "head_budget_floor",
     "sink_tokens",
     "min_budget_tokens",
     "window",
