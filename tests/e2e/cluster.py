@@ -19,6 +19,7 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from heavywater import Security
 from heavywater.v1 import (
     admin_pb2_grpc,
     generation_pb2,
@@ -111,7 +112,10 @@ class Cluster:
         worker: Mapping[str, object],
         per_rank: Mapping[int, Mapping[str, object]] | None = None,
         worker_binary: str = "heavywater-worker",
+        security: Security | None = None,
     ) -> None:
+        """`security`: how this process calls them; None: in plaintext."""
+        self.security = security or Security()
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.cache: Process | None = None
@@ -191,7 +195,7 @@ class Cluster:
 
     def channel(self, address: str) -> grpc.Channel:
         # As the project's clients: a call that fails is not quietly made again.
-        channel = grpc.insecure_channel(address, options=[("grpc.enable_retries", 0)])
+        channel = self.security.channel(address, [("grpc.enable_retries", 0)])
         self._channels.append(channel)
         return channel
 
