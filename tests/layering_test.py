@@ -5,6 +5,7 @@ cache_service/base <- cache_service/tier <- worker/rank
 worker/rank, tier  <- worker/python
 proto, base, tier  <- cache_service/registry <- cache_service/server
 proto, base        <- client, worker/model, worker/server
+base               <- cache_service/security <- client, cache_service/runtime, worker/server
 proto, base        <- cache_service/runtime <- cache_service/server, worker/server
 """
 
@@ -23,6 +24,7 @@ SOURCES = ("*.h", "*.cc", "*.inc")
 BASE = "cache_service/base"
 TIER = "cache_service/tier"
 RUNTIME = "cache_service/runtime"
+SECURITY = "cache_service/security"
 RANK_PARTS = ("worker/policy", "worker/cache", "worker/backend", "worker/comm")
 ALLOWED: dict[str, set[str]] = {
     BASE: set(),
@@ -39,13 +41,14 @@ ALLOWED: dict[str, set[str]] = {
     "worker/sizing": {BASE, *RANK_PARTS, "worker/rank", "worker/model"},
     "worker/replay": {BASE, TIER, *RANK_PARTS, "worker/rank", "worker/sizing"},
     "worker/server": {
-        *(BASE, TIER, RUNTIME, "proto", *RANK_PARTS),
+        *(BASE, TIER, RUNTIME, SECURITY, "proto", *RANK_PARTS),
         *("worker/rank", "worker/model", "worker/replay", "client/cpp"),
     },
-    RUNTIME: {BASE, "proto"},
+    SECURITY: {BASE},
+    RUNTIME: {BASE, SECURITY, "proto"},
     "cache_service/registry": {BASE, TIER, "proto"},
     "cache_service/server": {BASE, TIER, RUNTIME, "proto", "cache_service/registry"},
-    "client/cpp": {BASE, "proto"},
+    "client/cpp": {BASE, SECURITY, "proto"},
 }
 
 # The core builds without these (DESIGN: "The core").

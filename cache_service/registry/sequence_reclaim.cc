@@ -22,9 +22,10 @@ std::vector<SequenceRegistry::Finished> SequenceRegistry::FinishedSequences() {
 }
 
 void SequenceRegistry::Reclaim(SequenceId id) {
-  End(records_.find(id));
+  const auto record = records_.find(id);
+  reclaimed_[id] = record->second.request.tenant();
+  End(record);
   ++num_reclaimed_;
-  reclaimed_.insert(id);
   // What is remembered of the ended is bounded like the living.
   if (static_cast<int64_t>(reclaimed_.size()) > options_.max_sequences) {
     reclaimed_.erase(reclaimed_.begin());
@@ -92,8 +93,9 @@ absl::Status SequenceRegistry::CheckCount() {
                          .retry_after = absl::Seconds(1)});
 }
 
-absl::Status SequenceRegistry::Unknown(SequenceId id) const {
-  if (reclaimed_.contains(id)) {
+absl::Status SequenceRegistry::Unknown(SequenceId id, const Viewer& viewer) const {
+  const auto reclaimed = reclaimed_.find(id);
+  if (reclaimed != reclaimed_.end() && viewer.Sees(reclaimed->second)) {
     return absl::NotFoundError(
         absl::StrCat("sequence ", id, " had finished and was ended to make room for others"));
   }

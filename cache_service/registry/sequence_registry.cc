@@ -141,9 +141,12 @@ SequenceRegistry::Record& SequenceRegistry::AddRecord(SequenceId id,
   return record;
 }
 
-absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(SequenceId id) {
+absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(SequenceId id,
+                                                                           const Viewer& viewer) {
   const auto record = records_.find(id);
-  if (record == records_.end()) return Unknown(id);
+  if (record == records_.end() || !viewer.Sees(record->second.request.tenant())) {
+    return Unknown(id, viewer);
+  }
   return record;
 }
 
@@ -213,10 +216,11 @@ v1::Sequence SequenceRegistry::Describe(SequenceId id, Record& record) {
   return sequence;
 }
 
-absl::StatusOr<v1::Sequence> SequenceRegistry::Get(SequenceId id, int64_t first_token) {
+absl::StatusOr<v1::Sequence> SequenceRegistry::Get(SequenceId id, int64_t first_token,
+                                                   const Viewer& viewer) {
   HW_RETURN_IF_ERROR(CheckInt("first_token", first_token, 0, std::numeric_limits<Position>::max()));
   MutexLock lock(&mutex_);
-  HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(id));
+  HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(id, viewer));
   record->second.last_use = clock_.Now();
   v1::Sequence sequence = Describe(id, record->second);
   const std::vector<int32_t>& tokens = record->second.plans.tokens();
@@ -229,7 +233,7 @@ absl::StatusOr<v1::Sequence> SequenceRegistry::Get(SequenceId id, int64_t first_
 }
 
 absl::StatusOr<v1::ListSequencesResponse> SequenceRegistry::List(
-    const v1::ListSequencesRequest& request) {
+    const v1::ListSequencesRequest& request, const Viewer& viewer) {
   HW_RETURN_IF_ERROR(CheckInt("page_size", request.page_size(), 0, kMaxPageSize));
   HW_RETURN_IF_ERROR(CheckText("group", request.group(), 0, kMaxNameBytes));
   HW_RETURN_IF_ERROR(CheckText("page_token", request.page_token(), 0, kMaxNameBytes));
@@ -242,6 +246,7 @@ absl::StatusOr<v1::ListSequencesResponse> SequenceRegistry::List(
   v1::ListSequencesResponse response;
   MutexLock lock(&mutex_);
   for (auto record = records_.upper_bound(after); record != records_.end(); ++record) {
+    if (!viewer.Sees(record->second.request.tenant())) continue;
     if (!request.group().empty() && record->second.request.group() != request.group()) continue;
     if (response.sequences_size() == page_size) {
       response.set_next_page_token(absl::StrCat(response.sequences().rbegin()->sequence_id()));
@@ -252,18 +257,21 @@ absl::StatusOr<v1::ListSequencesResponse> SequenceRegistry::List(
   return response;
 }
 
-absl::Status SequenceRegistry::Close(const v1::CloseSequenceRequest& request) {
+absl::Status SequenceRegistry::Close(const v1::CloseSequenceRequest& request,
+                                     const Viewer& viewer) {
   HW_RETURN_IF_ERROR(CheckText("request_id", request.request_id(), 0, kMaxNameBytes));
+  // Another tenant's with the same request id is no replay.
+  std::string closed_by = request.request_id();
+  if (!viewer.sees_all() && !closed_by.empty()) closed_by += absl::StrCat(" of ", viewer.tenant());
   MutexLock lock(&mutex_);
   const auto closed = closed_.find(request.sequence_id());
-  if (closed != closed_.end() && !request.request_id().empty() &&
-      closed->second == request.request_id()) {
+  if (closed != closed_.end() && !closed_by.empty() && closed->second == closed_by) {
     return absl::OkStatus();  // a replay
   }
-  HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(request.sequence_id()));
-  SaveClosed(request.sequence_id(), request.request_id());
+  HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(request.sequence_id(), viewer));
+  SaveClosed(request.sequence_id(), closed_by);
   End(record);
-  closed_[request.sequence_id()] = request.request_id();
+  closed_[request.sequence_id()] = closed_by;
   if (static_cast<int64_t>(closed_.size()) > options_.max_sequences) {
     closed_.erase(closed_.begin());
   }
@@ -271,12 +279,12 @@ absl::Status SequenceRegistry::Close(const v1::CloseSequenceRequest& request) {
 }
 
 absl::StatusOr<std::vector<v1::SequenceSet>> SequenceRegistry::GetSets(
-    const v1::GetSetsRequest& request) {
+    const v1::GetSetsRequest& request, const Viewer& viewer) {
   std::shared_ptr<const ReportedPlan> plan;
   v1::ResolvedBudget budget;
   {
     MutexLock lock(&mutex_);
-    HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(request.sequence_id()));
+    HW_ASSIGN_OR_RETURN(const Records::iterator record, Find(request.sequence_id(), viewer));
     const int num_layers = record->second.request.fingerprint().num_layers();
     HW_RETURN_IF_ERROR(CheckInt("number of layers", request.layers_size(), 0, num_layers));
     for (const int32_t layer : request.layers()) {
@@ -356,10 +364,13 @@ void SequenceRegistry::NoteCommit(SequenceId id) {
   if (record != records_.end()) Advance(id, record->second);
 }
 
-absl::StatusOr<SequenceRegistry::Owner> SequenceRegistry::FindOwner(SequenceId id) const {
+absl::StatusOr<SequenceRegistry::Owner> SequenceRegistry::FindOwner(SequenceId id,
+                                                                    const Viewer& viewer) const {
   MutexLock lock(&mutex_);
   const auto record = records_.find(id);
-  if (record == records_.end()) return Unknown(id);
+  if (record == records_.end() || !viewer.Sees(record->second.request.tenant())) {
+    return Unknown(id, viewer);
+  }
   return Owner{record->second.request.group(), record->second.request.fingerprint()};
 }
 

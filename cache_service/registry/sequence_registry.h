@@ -5,7 +5,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,6 +15,7 @@
 #include "cache_service/base/clock.h"
 #include "cache_service/base/ids.h"
 #include "cache_service/base/mutex.h"
+#include "cache_service/base/viewer.h"
 #include "cache_service/registry/plan_state.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/tier/page_store.h"
@@ -41,11 +41,15 @@ class SequenceRegistry {
   // The request has been checked against its group, which has `num_ranks`.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request,
                                                 int num_ranks);
+  // What `viewer` may not see is NOT_FOUND, in the words for a sequence that never was.
   // With the tokens from `first_token` on that fit into a message.
-  absl::StatusOr<v1::Sequence> Get(SequenceId id, int64_t first_token = 0);
-  absl::StatusOr<v1::ListSequencesResponse> List(const v1::ListSequencesRequest& request);
-  absl::Status Close(const v1::CloseSequenceRequest& request);
-  absl::StatusOr<std::vector<v1::SequenceSet>> GetSets(const v1::GetSetsRequest& request);
+  absl::StatusOr<v1::Sequence> Get(SequenceId id, int64_t first_token = 0,
+                                   const Viewer& viewer = Viewer::All());
+  absl::StatusOr<v1::ListSequencesResponse> List(const v1::ListSequencesRequest& request,
+                                                 const Viewer& viewer = Viewer::All());
+  absl::Status Close(const v1::CloseSequenceRequest& request, const Viewer& viewer = Viewer::All());
+  absl::StatusOr<std::vector<v1::SequenceSet>> GetSets(const v1::GetSetsRequest& request,
+                                                       const Viewer& viewer = Viewer::All());
 
   // The group has been checked; `num_ranks` is its size. As SequenceService says.
   absl::StatusOr<v1::ReopenSequenceResponse> Reopen(const v1::ReopenSequenceRequest& request,
@@ -77,7 +81,7 @@ class SequenceRegistry {
     std::string group;
     v1::Fingerprint fingerprint;
   };
-  absl::StatusOr<Owner> FindOwner(SequenceId id) const;
+  absl::StatusOr<Owner> FindOwner(SequenceId id, const Viewer& viewer = Viewer::All()) const;
   // Renews the lease, if the sequence is there.
   void RenewOne(SequenceId id);
   // Somebody reads it: it is ended later than others when room is needed.
@@ -159,8 +163,10 @@ class SequenceRegistry {
   // Whether one more has a place, or would once a finished one has ended.
   absl::Status CheckCount() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BoundCount() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // ends that one
-  absl::Status Unknown(SequenceId id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Records::iterator> Find(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Unknown(SequenceId id, const Viewer& viewer) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Records::iterator> Find(SequenceId id, const Viewer& viewer = Viewer::All())
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<v1::OpenSequenceResponse> Replay(const v1::OpenSequenceRequest& request,
                                                   const FirstAnswer& first) const;
   // --- What a restart needs --- (sequence_registry_state.cc)
@@ -201,7 +207,8 @@ class SequenceRegistry {
   // Request ids of Close, by sequence, likewise.
   std::map<SequenceId, std::string> closed_ ABSL_GUARDED_BY(mutex_);
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
-  std::set<SequenceId> reclaimed_ ABSL_GUARDED_BY(mutex_);  // the last ones
+  // The last ones, and their tenants.
+  std::map<SequenceId, std::string> reclaimed_ ABSL_GUARDED_BY(mutex_);
   int64_t num_reclaimed_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t num_advances_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t snapshot_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of all records

@@ -53,16 +53,16 @@ std::string FormatText(absl::string_view message, LogFields fields) {
   return line;
 }
 
-// The process' logger, on standard error.
+// The process' logger, on standard error. Never destroyed: gRPC's threads may log to the end.
 spdlog::logger& Logger() {
-  static const std::shared_ptr<spdlog::logger> logger = [] {
+  static const auto* const logger = new std::shared_ptr<spdlog::logger>([] {
     auto made = std::make_shared<spdlog::logger>("heavywater",
                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
     made->flush_on(spdlog::level::trace);
     return made;
-  }();
-  return *logger;
+  }());
+  return **logger;
 }
 
 void Log(spdlog::level::level_enum level, absl::string_view message, LogFields fields) {

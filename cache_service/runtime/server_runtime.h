@@ -32,13 +32,19 @@ class Registry;
 
 namespace heavywater {
 
+class ConnectionAcceptor;
 class MetricsExposer;
+class ServerSecurity;
 
 struct ServerRuntimeOptions {
-  std::string listen_address;               // host:port; port 0 picks one
-  std::string metrics_address;              // host:port of the Prometheus endpoint; empty = off
+  std::string listen_address = {};          // host:port; port 0 picks one
+  std::string metrics_address = {};         // host:port of the Prometheus endpoint; empty = off
   absl::Duration drain = absl::Seconds(5);  // for calls in flight, at Drain()
-  int max_message_bytes = 4 << 20;  // larger requests are RESOURCE_EXHAUSTED naming the limit
+  int max_message_bytes = 4 << 20;      // larger requests are RESOURCE_EXHAUSTED naming the limit
+  int64_t max_connections = 10'000;     // at a time; more are closed as they come
+  int max_calls_per_connection = 1000;  // at a time; more wait at their client
+  // TLS and tokens; must outlive the runtime. Null: plaintext, on loopback only.
+  const ServerSecurity* security = nullptr;
 };
 
 // Thread safe.
@@ -46,7 +52,8 @@ class ServerRuntime {
  public:
   // Binds and serves at once. Health: "" and "liveness" SERVING, "readiness"
   // NOT_SERVING until SetReady(true), any other name NOT_FOUND. The services
-  // must outlive this object. UNAVAILABLE naming an address that cannot be bound.
+  // must outlive this object. UNAVAILABLE naming an address that cannot be bound;
+  // INVALID_ARGUMENT for one that others can reach, without security.
   static absl::StatusOr<std::unique_ptr<ServerRuntime>> Start(
       const ServerRuntimeOptions& options, const std::vector<grpc::Service*>& services,
       std::shared_ptr<prometheus::Registry> metrics);
@@ -85,6 +92,7 @@ class ServerRuntime {
   ServerRuntimeOptions options_;
   std::string address_;
   std::unique_ptr<MetricsExposer> exposer_;  // null = off
+  std::unique_ptr<ConnectionAcceptor> connections_;
   std::unique_ptr<grpc::Server> server_;
   std::shared_ptr<std::atomic<int64_t>> calls_;  // in flight, health and reflection excluded
   std::atomic<bool> draining_ = false;

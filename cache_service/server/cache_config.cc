@@ -3,6 +3,7 @@
 #include "cache_service/base/status.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/registry/validate.h"
+#include "cache_service/runtime/server_security.h"
 #include "cache_service/tier/slab_format.h"
 
 namespace heavywater {
@@ -24,6 +25,9 @@ v1::CacheConfig DefaultCacheConfig() {
   config.set_redis_ttl_ms(kMaxLeaseMs);
   config.set_tier_high_percent(90);
   config.set_tier_low_percent(75);
+  config.set_security_reload_ms(10'000);
+  config.set_max_connections(10'000);
+  config.set_max_calls_per_connection(1'000);
   return config;
 }
 
@@ -49,6 +53,10 @@ absl::Status ValidateTiers(const v1::CacheConfig& config) {
 }  // namespace
 
 absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
+  HW_RETURN_IF_ERROR(CheckSecurityConfig(config));
+  HW_RETURN_IF_ERROR(CheckInt("max_connections", config.max_connections(), 1, 1'000'000));
+  HW_RETURN_IF_ERROR(
+      CheckInt("max_calls_per_connection", config.max_calls_per_connection(), 1, 1'000'000));
   constexpr int64_t kMaxHostBytes = int64_t{1} << 46;
   HW_RETURN_IF_ERROR(CheckInt("host_bytes", config.host_bytes(), kSlabUnitBytes, kMaxHostBytes));
   HW_RETURN_IF_ERROR(CheckText("slab_name", config.slab_name(), 0, kMaxNameBytes));

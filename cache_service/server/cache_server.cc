@@ -13,6 +13,7 @@
 #include "cache_service/runtime/config_loader.h"
 #include "cache_service/runtime/logging.h"
 #include "cache_service/runtime/server_runtime.h"
+#include "cache_service/runtime/server_security.h"
 #include "cache_service/server/admin_service.h"
 #include "cache_service/server/blob_service.h"
 #include "cache_service/server/cache_config.h"
@@ -66,7 +67,7 @@ RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time no
 
 // In the order of dependence: what comes later uses what comes before.
 struct CacheServer::Parts {
-  Parts(const v1::CacheConfig& config, DurableState durable,
+  Parts(const v1::CacheConfig& config, const Access& access, DurableState durable,
         std::vector<std::unique_ptr<LowerTier>> below, Clock& clock)
       : state(std::move(durable.store)),
         tier_threads(below.size()),
@@ -83,8 +84,8 @@ struct CacheServer::Parts {
         page_handlers(registry, store, config.disable_slab() ? nullptr : &store.slab(),
                       StartTierThreads()),
         groups(registry, gate),
-        sequences(registry, gate),
-        pages(page_handlers, gate),
+        sequences(registry, gate, access),
+        pages(page_handlers, gate, access),
         blobs(blob_store, gate, TierThreads()),
         admin(registry, store, blob_store, clock, ConfigToYaml(config)),
         metrics(std::make_shared<CacheMetrics>(registry, store, blob_store, state.get())) {}
@@ -137,18 +138,19 @@ struct CacheServer::Parts {
   AdminService admin;
   std::shared_ptr<CacheMetrics> metrics;
   std::unique_ptr<TierMover> mover;
+  std::unique_ptr<ServerSecurity> security;  // the services ask it: they are ended before
   std::unique_ptr<ServerRuntime> runtime;
 };
 
 CacheServer::CacheServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
 absl::StatusOr<std::unique_ptr<CacheServer::Parts>> CacheServer::MakeParts(
-    const v1::CacheConfig& config, Clock& clock) {
+    const v1::CacheConfig& config, const Access& access, Clock& clock) {
   HW_ASSIGN_OR_RETURN(DurableState state, OpenDurableState(config));
   while (true) {
     const bool restores = state.restores;
     HW_ASSIGN_OR_RETURN(auto below, OpenLowerTiers(config, state, clock));
-    auto parts = std::make_unique<Parts>(config, std::move(state), std::move(below), clock);
+    auto parts = std::make_unique<Parts>(config, access, std::move(state), std::move(below), clock);
     if (!restores) return parts;
     const absl::Status restored = parts->Restore();
     if (restored.ok()) return parts;
@@ -162,21 +164,29 @@ absl::StatusOr<std::unique_ptr<CacheServer::Parts>> CacheServer::MakeParts(
 absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheConfig& config,
                                                                 Clock& clock) {
   HW_RETURN_IF_ERROR(ValidateCacheConfig(config));
-  HW_ASSIGN_OR_RETURN(auto parts, MakeParts(config, clock));
+  auto metrics = std::make_shared<prometheus::Registry>();
+  HW_ASSIGN_OR_RETURN(auto security, ServerSecurity::Create(ServerSecurityOf(config), metrics));
+  HW_ASSIGN_OR_RETURN(auto parts, MakeParts(config, security->access(), clock));
+  parts->security = std::move(security);
   if (parts->store.has_lower_tiers()) parts->mover = std::make_unique<TierMover>(parts->store);
   ServerRuntimeOptions options;
   options.listen_address = config.listen_address();
   options.metrics_address = config.metrics_address();
   options.drain = absl::Milliseconds(config.drain_ms());
+  options.max_connections = config.max_connections();
+  options.max_calls_per_connection = config.max_calls_per_connection();
+  options.security = parts->security.get();
   HW_ASSIGN_OR_RETURN(
       parts->runtime,
       ServerRuntime::Start(
           options, {&parts->groups, &parts->sequences, &parts->pages, &parts->blobs, &parts->admin},
-          std::make_shared<prometheus::Registry>()));
+          std::move(metrics)));
   parts->runtime->AddMetrics(parts->metrics);
   parts->runtime->SetReady(true);
   LogInfo("serving", {{"version", kVersion},
                       {"address", parts->runtime->address()},
+                      {"tls", parts->security->uses_tls() ? "yes" : "no"},
+                      {"tokens", parts->security->access().has_tokens() ? "yes" : "no"},
                       {"host_bytes", config.host_bytes()},
                       {"slab", parts->store.slab().name()},
                       {"state_dir", config.state_dir()},

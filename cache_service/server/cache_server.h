@@ -16,6 +16,8 @@ class Server;
 
 namespace heavywater {
 
+class Access;
+
 // Thread safe, except for the destructor.
 class CacheServer {
  public:
@@ -47,7 +49,7 @@ class CacheServer {
   struct Parts;
   explicit CacheServer(std::unique_ptr<Parts> parts);
   static absl::StatusOr<std::unique_ptr<Parts>> MakeParts(const v1::CacheConfig& config,
-                                                          Clock& clock);
+                                                          const Access& access, Clock& clock);
 
   std::unique_ptr<Parts> parts_;
 };

@@ -101,9 +101,9 @@ absl::StatusOr<v1::AbortResponse> PageHandlers::Abort(const v1::AbortRequest& re
   return response;
 }
 
-absl::Status PageHandlers::StartRead(const v1::ReadRequest& request) {
+absl::Status PageHandlers::StartRead(const v1::ReadRequest& request, const Viewer& viewer) {
   HW_ASSIGN_OR_RETURN(const SequenceRegistry::Owner owner,
-                      registry_.sequences().FindOwner(request.sequence_id()));
+                      registry_.sequences().FindOwner(request.sequence_id(), viewer));
   HW_RETURN_IF_ERROR(
       CheckInt("num_positions", request.num_positions(), 1, owner.fingerprint.page_tokens()));
   registry_.sequences().NoteUse(request.sequence_id());

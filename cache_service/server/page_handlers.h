@@ -35,8 +35,8 @@ class PageHandlers {
   absl::Status Commit(const v1::CommitRequest& request);
   absl::StatusOr<v1::AbortResponse> Abort(const v1::AbortRequest& request);
 
-  // Checks a Read before its first chunk.
-  absl::Status StartRead(const v1::ReadRequest& request);
+  // Checks a Read before its first chunk. NOT_FOUND, too, for what `viewer` may not see.
+  absl::Status StartRead(const v1::ReadRequest& request, const Viewer& viewer = Viewer::All());
   // Runs `work`, which calls NextChunk(): at once where the rows lie in host memory,
   // else on the thread of their tier, so that one that is slow or away holds up nobody
   // else. UNAVAILABLE: too many wait for that tier; `work` is not run.

@@ -43,9 +43,9 @@ class WriteStream final : public grpc::ServerReadReactor<v1::WriteRequest> {
 // holds one chunk of memory and no page.
 class ReadStream final : public grpc::ServerWriteReactor<v1::ReadResponse> {
  public:
-  ReadStream(PageHandlers& handlers, const v1::ReadRequest& request)
+  ReadStream(PageHandlers& handlers, const v1::ReadRequest& request, const Viewer& viewer)
       : handlers_(handlers), request_(request) {
-    const absl::Status status = handlers_.StartRead(request_);
+    const absl::Status status = handlers_.StartRead(request_, viewer);
     if (status.ok()) {
       WriteNext();
     } else {
@@ -124,9 +124,9 @@ grpc::ServerUnaryReactor* PageStoreService::Abort(grpc::CallbackServerContext* c
   return Finish(context, handlers_.Abort(*request), response);
 }
 
-grpc::ServerWriteReactor<v1::ReadResponse>* PageStoreService::Read(grpc::CallbackServerContext*,
-                                                                   const v1::ReadRequest* request) {
-  return new ReadStream(handlers_, *request);
+grpc::ServerWriteReactor<v1::ReadResponse>* PageStoreService::Read(
+    grpc::CallbackServerContext* context, const v1::ReadRequest* request) {
+  return new ReadStream(handlers_, *request, access_.ViewerOf(*context));
 }
 
 }  // namespace heavywater

@@ -1,6 +1,7 @@
 // PageStoreService: a thin shell over PageHandlers.
 #pragma once
 
+#include "cache_service/runtime/access.h"
 #include "cache_service/server/drain_gate.h"
 #include "cache_service/server/page_handlers.h"
 #include "heavywater/v1/page_store.grpc.pb.h"
@@ -9,9 +10,9 @@ namespace heavywater {
 
 class PageStoreService final : public v1::PageStoreService::CallbackService {
  public:
-  // Both must outlive it.
-  PageStoreService(PageHandlers& handlers, const DrainGate& gate)
-      : handlers_(handlers), gate_(gate) {}
+  // All must outlive it.
+  PageStoreService(PageHandlers& handlers, const DrainGate& gate, const Access& access)
+      : handlers_(handlers), gate_(gate), access_(access) {}
 
   grpc::ServerUnaryReactor* Attach(grpc::CallbackServerContext* context,
                                    const v1::AttachRequest* request,
@@ -33,6 +34,7 @@ class PageStoreService final : public v1::PageStoreService::CallbackService {
  private:
   PageHandlers& handlers_;
   const DrainGate& gate_;
+  const Access& access_;
 };
 
 }  // namespace heavywater

@@ -67,20 +67,23 @@ grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* con
 grpc::ServerUnaryReactor* SequenceService::Get(grpc::CallbackServerContext* context,
                                                const v1::GetSequenceRequest* request,
                                                v1::Sequence* response) {
-  return Finish(context, registry_.sequences().Get(request->sequence_id(), request->first_token()),
+  return Finish(context,
+                registry_.sequences().Get(request->sequence_id(), request->first_token(),
+                                          access_.ViewerOf(*context)),
                 response);
 }
 
 grpc::ServerUnaryReactor* SequenceService::List(grpc::CallbackServerContext* context,
                                                 const v1::ListSequencesRequest* request,
                                                 v1::ListSequencesResponse* response) {
-  return Finish(context, registry_.sequences().List(*request), response);
+  return Finish(context, registry_.sequences().List(*request, access_.ViewerOf(*context)),
+                response);
 }
 
 grpc::ServerUnaryReactor* SequenceService::Close(grpc::CallbackServerContext* context,
                                                  const v1::CloseSequenceRequest* request,
                                                  v1::CloseSequenceResponse*) {
-  const absl::Status status = registry_.sequences().Close(*request);
+  const absl::Status status = registry_.sequences().Close(*request, access_.ViewerOf(*context));
   if (status.ok()) LogInfo("sequence closed", {{"sequence", request->sequence_id()}});
   return Finish(context, status);
 }
@@ -104,8 +107,8 @@ grpc::ServerUnaryReactor* SequenceService::ReadSnapshot(grpc::CallbackServerCont
 }
 
 grpc::ServerWriteReactor<v1::SequenceSet>* SequenceService::GetSets(
-    grpc::CallbackServerContext*, const v1::GetSetsRequest* request) {
-  return new SetsStream(registry_.sequences().GetSets(*request));
+    grpc::CallbackServerContext* context, const v1::GetSetsRequest* request) {
+  return new SetsStream(registry_.sequences().GetSets(*request, access_.ViewerOf(*context)));
 }
 
 }  // namespace heavywater

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cache_service/registry/registry.h"
+#include "cache_service/runtime/access.h"
 #include "cache_service/server/drain_gate.h"
 #include "heavywater/v1/sequence.grpc.pb.h"
 
@@ -9,8 +10,9 @@ namespace heavywater {
 
 class SequenceService final : public v1::SequenceService::CallbackService {
  public:
-  // Both must outlive it.
-  SequenceService(Registry& registry, const DrainGate& gate) : registry_(registry), gate_(gate) {}
+  // All must outlive it.
+  SequenceService(Registry& registry, const DrainGate& gate, const Access& access)
+      : registry_(registry), gate_(gate), access_(access) {}
 
   grpc::ServerUnaryReactor* Open(grpc::CallbackServerContext* context,
                                  const v1::OpenSequenceRequest* request,
@@ -36,6 +38,7 @@ class SequenceService final : public v1::SequenceService::CallbackService {
  private:
   Registry& registry_;
   const DrainGate& gate_;
+  const Access& access_;
 };
 
 }  // namespace heavywater

@@ -24,12 +24,14 @@ std::string BytesOf(std::span<const float> numbers) {
 
 absl::StatusOr<std::unique_ptr<AttentionClient>> AttentionClient::Connect(
     const std::string& worker_address, const v1::AttachEngineRequest& shape,
-    std::chrono::milliseconds timeout) {
+    std::chrono::milliseconds timeout, const ChannelSecurity& security) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // nothing is quietly called again
-  const auto channel =
-      grpc::CreateCustomChannel(worker_address, grpc::InsecureChannelCredentials(), arguments);
-  return Attach(v1::AttentionService::NewStub(channel), shape, timeout);
+  HW_ASSIGN_OR_RETURN(auto channels, Channels::Create(security));
+  HW_ASSIGN_OR_RETURN(const auto channel, channels->Make(worker_address, arguments));
+  HW_ASSIGN_OR_RETURN(auto client, Attach(v1::AttentionService::NewStub(channel), shape, timeout));
+  client->channels_ = std::move(channels);
+  return client;
 }
 
 absl::StatusOr<std::unique_ptr<AttentionClient>> AttentionClient::Attach(

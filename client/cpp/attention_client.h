@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cache_service/security/channels.h"
 #include "heavywater/v1/attention.grpc.pb.h"
 
 namespace heavywater {
@@ -23,10 +24,12 @@ class AttentionClient {
  public:
   using Stub = v1::AttentionService::StubInterface;
 
-  // Attaches. `timeout` bounds the calls that are not the stream's.
+  // Attaches. `timeout` bounds the calls that are not the stream's. `security`: TLS, and
+  // the token, which is a worker's.
   static absl::StatusOr<std::unique_ptr<AttentionClient>> Connect(
       const std::string& worker_address, const v1::AttachEngineRequest& shape,
-      std::chrono::milliseconds timeout = std::chrono::milliseconds(30'000));
+      std::chrono::milliseconds timeout = std::chrono::milliseconds(30'000),
+      const ChannelSecurity& security = {});
   // With a stub of the caller's, for tests.
   static absl::StatusOr<std::unique_ptr<AttentionClient>> Attach(
       std::unique_ptr<Stub> stub, const v1::AttachEngineRequest& shape,
@@ -60,6 +63,7 @@ class AttentionClient {
       : stub_(std::move(stub)), timeout_(timeout) {}
   absl::StatusOr<v1::StepResponse> Call(v1::StepRequest request);
 
+  std::unique_ptr<Channels> channels_;  // of the stub, where Connect() made it
   const std::unique_ptr<Stub> stub_;
   const std::chrono::milliseconds timeout_;
   v1::AttachEngineResponse attached_;

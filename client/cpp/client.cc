@@ -59,7 +59,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
     return absl::InvalidArgumentError(
         "ClientOptions has neither worker_address nor cache_address, want one or both");
   }
-  const auto channel = [](const std::string& address) {
+  HW_ASSIGN_OR_RETURN(auto channels, Channels::Create(options.security));
+  const auto channel = [&channels](const std::string& address) {
     grpc::ChannelArguments arguments;
     // gRPC repeats a call by itself when a connection ends under it. Nothing is
     // repeated here but reads, by us.
@@ -72,23 +73,26 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000);
     arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-    return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+    return channels->Make(address, arguments);
   };
   std::unique_ptr<GenerationStub> generation;
   std::unique_ptr<SequenceStub> sequences;
   std::unique_ptr<PageStoreStub> pages;
   if (!options.worker_address.empty()) {
-    generation = v1::GenerationService::NewStub(channel(options.worker_address));
+    HW_ASSIGN_OR_RETURN(const auto worker, channel(options.worker_address));
+    generation = v1::GenerationService::NewStub(worker);
   }
   if (!options.cache_address.empty()) {
-    const auto cache = channel(options.cache_address);
+    HW_ASSIGN_OR_RETURN(const auto cache, channel(options.cache_address));
     sequences = v1::SequenceService::NewStub(cache);
     pages = v1::PageStoreService::NewStub(cache);
   }
-  return std::make_unique<Client>(
+  auto client = std::make_unique<Client>(
       std::move(generation), std::move(sequences), std::move(pages), options.timeout,
       [](std::chrono::milliseconds backoff) { std::this_thread::sleep_for(backoff); },
       options.resume_timeout);
+  client->channels_ = std::move(channels);
+  return client;
 }
 
 Client::Client(std::unique_ptr<GenerationStub> generation, std::unique_ptr<SequenceStub> sequences,

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cache_service/security/channels.h"
 #include "client/cpp/generation.h"
 #include "client/cpp/read_retry.h"
 #include "heavywater/v1/generation.grpc.pb.h"
@@ -26,6 +27,7 @@ struct ClientOptions {
   // How long Generate tries to go on where its stream broke off, without a new token;
   // 0: not at all.
   std::chrono::milliseconds resume_timeout{60'000};
+  ChannelSecurity security = {};  // TLS and the token; of both addresses
 };
 
 // What the server tells of its model: enough to tokenise and to chat.
@@ -45,7 +47,7 @@ class Client {
   using PageStoreStub = v1::PageStoreService::StubInterface;
 
   // Connects lazily: an address where nobody listens fails at the first call.
-  // INVALID_ARGUMENT when neither address is given.
+  // INVALID_ARGUMENT when neither address is given, or for what `security` has wrong.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
 
   // With stubs of the caller's, for tests; any may be null.
@@ -83,6 +85,7 @@ class Client {
   absl::StatusOr<std::string> Read(const v1::ReadRequest& request);
 
  private:
+  std::unique_ptr<Channels> channels_;  // of the stubs, where Connect() made them
   std::unique_ptr<GenerationStub> generation_;
   std::unique_ptr<SequenceStub> sequences_;
   std::unique_ptr<PageStoreStub> pages_;

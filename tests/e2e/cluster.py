@@ -20,6 +20,7 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from heavywater import Security
 from heavywater.v1 import (
     admin_pb2_grpc,
     generation_pb2,
@@ -134,7 +135,10 @@ class Cluster:
         worker_binary: str = "heavywater-worker",
         hosts: Sequence[Host] = (),
         cache_host: Host = HERE,
+        security: Security | None = None,
     ) -> None:
+        """`security`: how this process calls them; None: in plaintext."""
+        self.security = security or Security()
         self.folder = folder
         self._hosts = [*hosts, *[HERE] * (size - len(hosts))]
         self._cache_host = cache_host
@@ -226,7 +230,7 @@ class Cluster:
 
     def channel(self, address: str) -> grpc.Channel:
         # As the project's clients: a call that fails is not quietly made again.
-        channel = grpc.insecure_channel(address, options=[("grpc.enable_retries", 0)])
+        channel = self.security.channel(address, [("grpc.enable_retries", 0)])
         self._channels.append(channel)
         return channel
 

@@ -1,7 +1,5 @@
 #include "worker/server/cache_link.h"
 
-#include <grpcpp/grpcpp.h>
-
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -19,8 +17,19 @@ constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);
 // Of one try to form again: so often it is known anew who is missing.
 constexpr absl::Duration kRejoinTimeout = absl::Seconds(1);
 
-// Reconnects within a second of the service's return.
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> ChannelOf(const CacheLinkOptions& options) {
+  if (options.channel != nullptr) return options.channel;
+  return grpc::CreateCustomChannel(options.cache_address, grpc::InsecureChannelCredentials(),
+                                   CacheChannelArguments());
+}
+
+bool WorthAnotherTry(const absl::Status& status) {
+  return ServiceIsAway(status) || absl::IsAborted(status);
+}
+
+}  // namespace
+
+grpc::ChannelArguments CacheChannelArguments() {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
@@ -32,14 +41,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Several workers of one process (tests) must not share a connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  return arguments;
 }
-
-bool WorthAnotherTry(const absl::Status& status) {
-  return ServiceIsAway(status) || absl::IsAborted(status);
-}
-
-}  // namespace
 
 // CANCELLED: a service that stops ends its calls so.
 bool ServiceIsAway(const absl::Status& status) {
@@ -49,7 +52,7 @@ bool ServiceIsAway(const absl::Status& status) {
 
 CacheLink::CacheLink(CacheLinkOptions options)
     : options_(std::move(options)),
-      channel_(MakeChannel(options_.cache_address)),
+      channel_(ChannelOf(options_)),
       stub_(v1::GroupService::NewStub(channel_)) {}
 
 CacheLink::~CacheLink() { StopHeartbeats(); }

@@ -3,6 +3,8 @@
 // the rank joins again when the service is back.
 #pragma once
 
+#include <grpcpp/grpcpp.h>
+
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -26,8 +28,12 @@ namespace heavywater {
 // How a call ends when the service is away: down, stopping, or too slow.
 bool ServiceIsAway(const absl::Status& status);
 
+// Of a channel to the cache service: connects again within a second of its return.
+grpc::ChannelArguments CacheChannelArguments();
+
 struct CacheLinkOptions {
   std::string cache_address = {};
+  std::shared_ptr<grpc::Channel> channel = nullptr;  // to it; null: one in plaintext
   std::string group = "default";
   int rank = 0;
   int size = 1;

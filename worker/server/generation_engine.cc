@@ -32,9 +32,10 @@ absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::Start(
   const absl::Cleanup release = [&] {
     if (claimed) ReleaseSequence(resumed);
   };
-  HW_RETURN_IF_ERROR(ClaimRequestId(proto.request_id()));
+  const std::string tenant = request.tenant;
+  HW_RETURN_IF_ERROR(ClaimRequestId(tenant, proto.request_id()));
   auto generation = OpenAndQueue(std::move(request), claimed);
-  if (!generation.ok()) ReleaseRequestId(proto.request_id());
+  if (!generation.ok()) ReleaseRequestId(tenant, proto.request_id());
   return generation;
 }
 
@@ -115,23 +116,24 @@ void GenerationEngine::End(const Generation& generation, bool any_output) {
   // What goes on is kept, whatever this call has told its client.
   const bool keep = any_output || generation.opened.restored();
   sequences_.Release(generation.sequence, /*discard=*/!keep || generation.restore_failed);
-  ReleaseRequestId(generation.request.request_id);
+  ReleaseRequestId(generation.request.tenant, generation.request.request_id);
   MutexLock lock(&mutex_);
   running_.erase(generation.sequence);
   changed_.SignalAll();
 }
 
-absl::Status GenerationEngine::ClaimRequestId(const std::string& request_id) {
+absl::Status GenerationEngine::ClaimRequestId(const std::string& tenant,
+                                              const std::string& request_id) {
   if (request_id.empty()) return absl::OkStatus();
   MutexLock lock(&mutex_);
-  if (request_ids_.insert(request_id).second) return absl::OkStatus();
+  if (request_ids_.insert({tenant, request_id}).second) return absl::OkStatus();
   return absl::AlreadyExistsError(
       absl::StrCat("request_id \"", request_id, "\" is that of a request that runs"));
 }
 
-void GenerationEngine::ReleaseRequestId(const std::string& request_id) {
+void GenerationEngine::ReleaseRequestId(const std::string& tenant, const std::string& request_id) {
   MutexLock lock(&mutex_);
-  request_ids_.erase(request_id);
+  request_ids_.erase({tenant, request_id});
 }
 
 }  // namespace heavywater

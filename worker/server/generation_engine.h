@@ -46,8 +46,8 @@ class GenerationEngine {
   // process alone), or the id is of another request, which runs on.
   absl::StatusOr<bool> ClaimSequence(const GenerationRequest& request);
   void ReleaseSequence(SequenceId sequence);
-  absl::Status ClaimRequestId(const std::string& request_id);
-  void ReleaseRequestId(const std::string& request_id);
+  absl::Status ClaimRequestId(const std::string& tenant, const std::string& request_id);
+  void ReleaseRequestId(const std::string& tenant, const std::string& request_id);
 
   const GenerationLimits limits_;
   const MemoryCheck& memory_;
@@ -55,8 +55,9 @@ class GenerationEngine {
   AdmissionQueue& queue_;
   Mutex mutex_;
   CondVar changed_;
-  std::set<std::string> request_ids_ ABSL_GUARDED_BY(mutex_);  // that run
-  std::set<SequenceId> claimed_ ABSL_GUARDED_BY(mutex_);       // about to run again
+  // That run: (tenant, request_id). Tenants do not see each other's.
+  std::set<std::pair<std::string, std::string>> request_ids_ ABSL_GUARDED_BY(mutex_);
+  std::set<SequenceId> claimed_ ABSL_GUARDED_BY(mutex_);  // about to run again
   std::map<SequenceId, std::shared_ptr<Generation>> running_ ABSL_GUARDED_BY(mutex_);
 };
 

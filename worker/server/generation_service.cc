@@ -82,6 +82,16 @@ void GenerationService::Exit(grpc::ServerContext& context) {
 grpc::Status GenerationService::Generate(grpc::ServerContext* context,
                                          const v1::GenerateRequest* request,
                                          grpc::ServerWriter<v1::GenerateResponse>* writer) {
+  v1::GenerateRequest tenants_own;
+  if (access_ != nullptr) {
+    const auto tenant = access_->TenantFor(*context, request->tenant());
+    if (!tenant.ok()) return ToGrpcStatus(tenant.status());
+    if (*tenant != request->tenant()) {
+      tenants_own = *request;
+      tenants_own.set_tenant(*tenant);
+      request = &tenants_own;
+    }
+  }
   const absl::StatusOr<GenerationEngine*> engine = Enter(*context);
   if (!engine.ok()) return ToGrpcStatus(engine.status());
   const absl::Cleanup exit = [&] { Exit(*context); };

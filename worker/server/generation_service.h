@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "cache_service/base/mutex.h"
+#include "cache_service/runtime/access.h"
 #include "heavywater/v1/generation.grpc.pb.h"
 #include "worker/server/generation_engine.h"
 
@@ -20,11 +21,13 @@ class GenerationService final : public v1::GenerationService::Service {
   // Says what the service waits for while it serves nobody.
   using Waiting = std::function<std::string()>;
 
-  // `model`: what GetModel streams; known before the group has formed.
+  // `model`: what GetModel streams; known before the group has formed. `access`: says for
+  // which tenant a caller acts; null: whichever the request names. It must outlive this.
   explicit GenerationService(
       std::vector<v1::GetModelResponse> model,
-      Waiting waiting = [] { return "the worker group is not ready"; })
-      : model_(std::move(model)), waiting_(std::move(waiting)) {}
+      Waiting waiting = [] { return "the worker group is not ready"; },
+      const Access* access = nullptr)
+      : model_(std::move(model)), access_(access), waiting_(std::move(waiting)) {}
 
   // `engine` lives until StopServing() has returned.
   void Serve(GenerationEngine& engine);
@@ -44,6 +47,7 @@ class GenerationService final : public v1::GenerationService::Service {
   void Exit(grpc::ServerContext& context);
 
   const std::vector<v1::GetModelResponse> model_;
+  const Access* const access_;
   Mutex mutex_;
   CondVar changed_;
   GenerationEngine* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
+#include "cache_service/security/channels.h"
 
 namespace heavywater {
 namespace {
@@ -82,13 +83,15 @@ void PeerWatch::Run() {
   }
 }
 
-PeerWatch::Ping MakeHealthPing(const std::string& address) {
+PeerWatch::Ping MakeHealthPing(const std::string& address, const Channels* channels) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // Several workers of one process (tests) must not share a connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   const std::shared_ptr<grpc::Channel> channel =
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+      channels != nullptr
+          ? channels->MakeWithoutToken(address, arguments)
+          : grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   return [channel, address](absl::Duration timeout) {
     const absl::Status status = CheckHealth(channel, timeout);
     if (status.ok()) return status;

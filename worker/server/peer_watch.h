@@ -15,6 +15,8 @@
 
 namespace heavywater {
 
+class Channels;
+
 // One peer, one thread, until the peer is silent or this is destroyed.
 class PeerWatch {
  public:
@@ -41,7 +43,8 @@ class PeerWatch {
   std::thread thread_;
 };
 
-// Asks the health service at `address` (HOST:PORT), whatever it says. Errors name it.
-PeerWatch::Ping MakeHealthPing(const std::string& address);
+// Asks the health service at `address` (HOST:PORT), whatever it says; errors name it. `channels`
+// (null: plaintext) must outlive it.
+PeerWatch::Ping MakeHealthPing(const std::string& address, const Channels* channels = nullptr);
 
 }  // namespace heavywater

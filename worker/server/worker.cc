@@ -23,6 +23,15 @@
 namespace heavywater {
 namespace {
 
+void LogReload(const absl::Status& result) {
+  if (result.ok()) {
+    LogInfo("changed certificates are used for new connections to other servers");
+  } else {
+    LogError("changed certificates are no good; the old ones stay in use",
+             {{"error", result.message()}});
+  }
+}
+
 std::string NewInstanceName() {
   std::random_device random;
   return absl::StrCat(getpid(), "-", absl::Hex(random()), absl::Hex(random()));
@@ -36,8 +45,9 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const v1::WorkerConfig& con
 
 // Between an engine's steps ranks say nothing to each other: that a peer has died shows
 // in that it cannot be called any more.
-PeerWatch::Ping PingOf(const v1::WorkerConfig& config, const std::string& address) {
-  const PeerWatch::Ping ping = MakeHealthPing(address);
+PeerWatch::Ping PingOf(const v1::WorkerConfig& config, const std::string& address,
+                       const Channels& channels) {
+  const PeerWatch::Ping ping = MakeHealthPing(address, &channels);
   if (!ServesEngines(config)) return ping;
   return [ping](absl::Duration timeout) {
     const absl::Status status = ping(timeout);
@@ -119,7 +129,11 @@ Worker::~Worker() = default;
 absl::Status Worker::JoinCacheService(const v1::WorkerConfig& config, const ModelFacts& facts,
                                       const std::string& advertised_address, StopFlag& stop) {
   if (config.cache_address().empty()) return absl::OkStatus();
+  HW_ASSIGN_OR_RETURN(channels_, Channels::Create(ChannelSecurityOf(config), LogReload));
+  HW_ASSIGN_OR_RETURN(auto channel,
+                      channels_->Make(config.cache_address(), CacheChannelArguments()));
   link_ = std::make_unique<CacheLink>(CacheLinkOptions{.cache_address = config.cache_address(),
+                                                       .channel = std::move(channel),
                                                        .group = config.group(),
                                                        .rank = config.rank(),
                                                        .size = config.size(),
@@ -165,7 +179,8 @@ void Worker::WatchPeers(const v1::WorkerConfig& config) {
     if (rank == config.rank() || (rank != 0 && config.rank() != 0)) continue;
     watches_.push_back(std::make_unique<PeerWatch>(
         absl::StrCat("rank ", rank), absl::Milliseconds(config.peer_timeout_ms()),
-        PingOf(config, addresses[static_cast<size_t>(rank)]), [this](absl::Status reason) {
+        PingOf(config, addresses[static_cast<size_t>(rank)], *channels_),
+        [this](absl::Status reason) {
           communicator_->Abort(std::move(reason));
           peer_lost_ = true;
         }));

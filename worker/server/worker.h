@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cache_service/security/channels.h"
 #include "heavywater/v1/config.pb.h"
 #include "worker/comm/communicator.h"
 #include "worker/model/llama_runner.h"
@@ -95,6 +96,7 @@ class Worker {
   absl::Status MakeEngine(const v1::WorkerConfig& config, const ModelFacts& facts);
 
   // Destroyed from the last to the first.
+  std::unique_ptr<Channels> channels_;  // to the cache service and the other ranks
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<CacheLink> link_;
   std::unique_ptr<Reporter> reporter_;

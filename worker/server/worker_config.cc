@@ -7,6 +7,8 @@
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/status.h"
 #include "cache_service/base/version.h"
+#include "cache_service/runtime/server_security.h"
+#include "cache_service/security/address.h"
 #include "worker/cache/kv_layout.h"
 #include "worker/cache/sketch_shape.h"
 #include "worker/server/engine_facts.h"
@@ -104,6 +106,20 @@ absl::Status CheckAdvertisedAddress(const v1::WorkerConfig& config) {
       config.listen_address(), "\", want the HOST:PORT where the other ranks reach this one"));
 }
 
+absl::Status CheckSecurity(const v1::WorkerConfig& config) {
+  HW_RETURN_IF_ERROR(CheckSecurityConfig(config));
+  HW_RETURN_IF_ERROR(CheckRange("max_connections", config.max_connections(), 1, 1'000'000));
+  HW_RETURN_IF_ERROR(
+      CheckRange("max_calls_per_connection", config.max_calls_per_connection(), 1, 1'000'000));
+  if (config.token_file().empty() || !config.tls_ca_file().empty() ||
+      config.cache_address().empty() || IsLoopback(config.cache_address())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("token_file is set and the token would go to cache_address ",
+                   config.cache_address(), " in plaintext, want tls_ca_file"));
+}
+
 }  // namespace
 
 v1::WorkerConfig DefaultWorkerConfig() {
@@ -134,11 +150,15 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_communicator("auto");
   config.set_weights_dtype("bf16");
   config.set_log_level("info");
+  config.set_security_reload_ms(10'000);
+  config.set_max_connections(10'000);
+  config.set_max_calls_per_connection(1'000);
   return config;
 }
 
 absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckNumbers(config));
+  HW_RETURN_IF_ERROR(CheckSecurity(config));
   HW_RETURN_IF_ERROR(CheckOneOf("kv_dtype", config.kv_dtype(), {"fp32", "bf16", "fp16"}));
   HW_RETURN_IF_ERROR(CheckDevice(config));
   HW_RETURN_IF_ERROR(CheckOneOf("cpu_target", config.cpu_target(), {"best", "avx2", "avx512"}));
@@ -158,6 +178,16 @@ absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
                      ", want the address of heavywater-cache, where ranks meet"));
   }
   return absl::OkStatus();
+}
+
+ChannelSecurity ChannelSecurityOf(const v1::WorkerConfig& config) {
+  const bool tls = !config.tls_ca_file().empty();
+  return {.ca_file = config.tls_ca_file(),
+          .cert_file = tls ? config.tls_cert_file() : "",
+          .key_file = tls ? config.tls_key_file() : "",
+          .server_name = config.tls_server_name(),
+          .token_file = config.token_file(),
+          .reload_interval = absl::Milliseconds(config.security_reload_ms())};
 }
 
 std::string ConfigDigest(const v1::WorkerConfig& config) {

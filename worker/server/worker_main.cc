@@ -11,6 +11,7 @@
 #include "cache_service/runtime/config_loader.h"
 #include "cache_service/runtime/logging.h"
 #include "cache_service/runtime/server_runtime.h"
+#include "cache_service/runtime/server_security.h"
 #include "cache_service/runtime/shutdown_signal.h"
 #include "prometheus/registry.h"
 #include "worker/server/attention_service.h"
@@ -30,6 +31,8 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
                    ShutdownSignal& signal) {
   HW_ASSIGN_OR_RETURN(const ModelFacts facts, ReadModelFacts(config));
   auto registry = std::make_shared<prometheus::Registry>();
+  HW_ASSIGN_OR_RETURN(const auto security,
+                      ServerSecurity::Create(ServerSecurityOf(config), registry));
   WorkerMetrics metrics(registry);
   const bool engines = ServesEngines(config);
   std::vector<v1::GetModelResponse> model;
@@ -39,19 +42,26 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
                                             config.size(), config.default_policy()),
                               tokenizer);
   }
-  GenerationService service(std::move(model), [&config] {
-    return absl::StrCat("group \"", config.group(), "\" of ", config.size(),
-                        " ranks is not complete: rank 0 has begun and waits for the others");
-  });
+  GenerationService service(
+      std::move(model),
+      [&config] {
+        return absl::StrCat("group \"", config.group(), "\" of ", config.size(),
+                            " ranks is not complete: rank 0 has begun and waits for the others");
+      },
+      &security->access());
   AttentionService attention;
   std::vector<grpc::Service*> services;
   if (engines) services.push_back(&attention);
   if (!engines && config.rank() == 0) services.push_back(&service);
-  HW_ASSIGN_OR_RETURN(const std::unique_ptr<ServerRuntime> runtime,
-                      ServerRuntime::Start({.listen_address = config.listen_address(),
-                                            .metrics_address = config.metrics_address(),
-                                            .drain = absl::Milliseconds(config.drain_ms())},
-                                           services, registry));
+  HW_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ServerRuntime> runtime,
+      ServerRuntime::Start({.listen_address = config.listen_address(),
+                            .metrics_address = config.metrics_address(),
+                            .drain = absl::Milliseconds(config.drain_ms()),
+                            .max_connections = config.max_connections(),
+                            .max_calls_per_connection = config.max_calls_per_connection(),
+                            .security = security.get()},
+                           services, registry));
   runtime->PrintAddresses();
   const std::string& advertised =
       config.advertised_address().empty() ? runtime->address() : config.advertised_address();

@@ -6,6 +6,7 @@ from heavywater.client import Client
 from heavywater.errors import HeavywaterError
 from heavywater.generation import Generation, Token
 from heavywater.model import Model
+from heavywater.security import Security
 from heavywater.sets import SequenceSet
 from heavywater.v1.common_pb2 import PolicyOptions
 from heavywater.version import __version__
@@ -25,6 +26,7 @@ __all__ = [
     "Model",
     "OpenedAttention",
     "PolicyOptions",
+    "Security",
     "SequenceSet",
     "Token",
     "__version__",

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-import grpc
 import numpy as np
 import numpy.typing as npt
 
 from heavywater.attention_rank import AttentionRank
 from heavywater.attention_types import AttentionItem, AttentionShape, ItemStatus, Kept
 from heavywater.errors import HeavywaterError
+from heavywater.security import Security
 from heavywater.v1 import attention_pb2, common_pb2
 
 Floats = npt.NDArray[np.float32]
@@ -45,11 +45,21 @@ class AttentionClient:
     """
 
     def __init__(
-        self, workers: Sequence[str], shape: AttentionShape, *, group: str = "default", timeout_s: float = 30.0
+        self,
+        workers: Sequence[str],
+        shape: AttentionShape,
+        *,
+        group: str = "default",
+        timeout_s: float = 30.0,
+        security: Security | None = None,
     ) -> None:
-        """Attaches to every rank; `timeout_s` bounds each call but those of the stream, which wait for all ranks."""
+        """Attaches to every rank; `timeout_s` bounds each call but those of the stream, which wait for all ranks.
+
+        `security`: TLS and the token, which is a worker's; None: Security.from_environment().
+        """
+        security = Security.from_environment() if security is None else security
         self.shape = shape
-        self._channels = [grpc.insecure_channel(worker, options=[("grpc.enable_retries", 0)]) for worker in workers]
+        self._channels = [security.channel(worker, [("grpc.enable_retries", 0)]) for worker in workers]
         self._pool = ThreadPoolExecutor(max_workers=len(workers))
         self._ranks: list[AttentionRank] = []
         try:

@@ -12,6 +12,7 @@ import grpc
 from heavywater.client import CHANNEL_OPTIONS
 from heavywater.crc32c import crc32c
 from heavywater.errors import HeavywaterError, translated
+from heavywater.security import Security
 from heavywater.v1 import blob_pb2, blob_pb2_grpc
 
 MAX_KEYS = 1024  # of one call
@@ -35,9 +36,13 @@ class BlobClient:
             assert blobs.get("my model", [b"key"]) == [b"value"]
     """
 
-    def __init__(self, address: str, *, timeout_s: float = 30.0) -> None:
-        """`address`: the cache service's host:port; its configuration must give it `blob_bytes`."""
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    def __init__(self, address: str, *, timeout_s: float = 30.0, security: Security | None = None) -> None:
+        """`address`: the cache service's host:port; its configuration must give it `blob_bytes`.
+
+        `security`: TLS and the token, whose role must be worker; None: Security.from_environment().
+        """
+        security = Security.from_environment() if security is None else security
+        self._channel = security.channel(address, CHANNEL_OPTIONS)
         self._stub = blob_pb2_grpc.BlobServiceStub(self._channel)
         self._timeout_s = timeout_s
 

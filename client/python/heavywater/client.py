@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-import grpc
 import numpy.typing as npt
 
 from heavywater.errors import translated
@@ -17,6 +16,7 @@ from heavywater.generation_request import Prompt, generation_request
 from heavywater.model import Model
 from heavywater.pages import rows_of, split_rows
 from heavywater.retry import read_with_retries
+from heavywater.security import Security
 from heavywater.sets import SequenceSet, whole_sets
 from heavywater.v1 import (
     admin_pb2,
@@ -62,11 +62,16 @@ class Client:
         worker: str | None = None,
         cache: str | None = None,
         *,
+        security: Security | None = None,
         timeout_s: float = 30.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`timeout_s` bounds every call but Generate, which takes as long as its text."""
-        self._channels: list[grpc.Channel] = []
+        """`timeout_s` bounds every call but Generate, which takes as long as its text.
+
+        `security`: TLS and the token; None: Security.from_environment().
+        """
+        self._security = Security.from_environment() if security is None else security
+        self._channels: list[Any] = []
         self._timeout_s = timeout_s
         self._sleep = sleep
         self._generation = self._sequences = self._pages = self._admin = None
@@ -78,8 +83,8 @@ class Client:
             self._pages = page_store_pb2_grpc.PageStoreServiceStub(channel)
             self._admin = admin_pb2_grpc.AdminServiceStub(channel)
 
-    def _connect(self, address: str) -> grpc.Channel:
-        self._channels.append(grpc.insecure_channel(address, options=CHANNEL_OPTIONS))
+    def _connect(self, address: str) -> Any:
+        self._channels.append(self._security.channel(address, CHANNEL_OPTIONS))
         return self._channels[-1]
 
     @property

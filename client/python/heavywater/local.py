@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from heavywater.client import Client
+from heavywater.local_security import LocalSecurity
 from heavywater.server_process import ServerError, ServerProcess
 from heavywater.supervisor import Supervised, Supervisor
 
@@ -37,6 +38,7 @@ class LocalOptions:
     ready_timeout_s: float = 120.0
     # Start servers again that have died: workers, and the cache service with what it held.
     supervise: bool = False
+    security: LocalSecurity = field(default_factory=LocalSecurity)
 
 
 def find_model() -> Path:
@@ -55,6 +57,7 @@ class LocalServers:
 
     def __init__(self, options: LocalOptions) -> None:
         self._options = options
+        self.security = options.security.client()  # of clients of these servers
         self._directory = tempfile.TemporaryDirectory(prefix="heavywater-")
         self._slab_name = f"heavywater-local-{os.getpid()}-{Path(self._directory.name).name}"
         self._cache: ServerProcess | None = None
@@ -78,7 +81,7 @@ class LocalServers:
 
     def client(self) -> Client:
         """A client of these servers."""
-        return Client(worker=self.worker_address, cache=self.cache_address)
+        return Client(worker=self.worker_address, cache=self.cache_address, security=self.security)
 
     def check_alive(self) -> None:
         """Raises ServerError when a server has ended."""
@@ -128,7 +131,8 @@ class LocalServers:
         model = self._options.model or find_model()
         if not model.exists():
             raise ServerError(f"model {model} does not exist, want a GGUF file or a folder with config.json")
-        cache_flags = {**self._survival_flags(), **self._options.cache_flags}
+        server_flags = self._options.security.server_flags()
+        cache_flags = {**self._survival_flags(), **server_flags, **self._options.cache_flags}
         with _signals_held():
             self._cache = self._launch("heavywater-cache", "cache", cache_flags)
         self.cache_address = self._cache.wait_for_address(deadline_s)
@@ -140,6 +144,8 @@ class LocalServers:
                 "model": model,
                 "rank": rank,
                 "size": self._options.ranks,
+                **server_flags,
+                **self._options.security.worker_flags(),
                 **self._options.worker_flags,
             }
             all_flags.append(flags)
@@ -170,7 +176,8 @@ class LocalServers:
             [
                 Supervised(process, addresses[index], starter(index), now_s, now_s)
                 for index, process in enumerate(processes)
-            ]
+            ],
+            security=self.security,
         )
 
     def _survival_flags(self) -> dict[str, object]:
@@ -187,7 +194,7 @@ class LocalServers:
 
     def _await_ready(self, process: ServerProcess, address: str, deadline_s: float) -> None:
         """Waits until grpc.health.v1 says that the server takes requests."""
-        with grpc.insecure_channel(address) as channel:
+        with self.security.channel(address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest(service="readiness")
             while time.monotonic() < deadline_s:

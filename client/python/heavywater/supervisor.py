@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from heavywater.security import Security
 from heavywater.server_process import ServerError, ServerProcess
 
 _POLL_S = 0.2
@@ -40,8 +41,16 @@ class Supervised:
 class Supervisor:
     """Watches on a thread of its own, from its making until stop()."""
 
-    def __init__(self, workers: Sequence[Supervised], poll_s: float = _POLL_S, silent_s: float = _SILENT_S) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Supervised],
+        poll_s: float = _POLL_S,
+        silent_s: float = _SILENT_S,
+        security: Security | None = None,
+    ) -> None:
+        """`security`: how the servers are called; None: in plaintext."""
         self._workers = workers
+        self._security = security or Security()
         self._poll_s = poll_s
         self._silent_s = silent_s
         self._lock = threading.Lock()
@@ -98,7 +107,7 @@ class Supervisor:
         self.restarts += 1
 
     def _kill_if_silent(self, worker: Supervised) -> None:
-        if _answers(worker.address, timeout_s=1.0):
+        if _answers(worker.address, self._security, timeout_s=1.0):
             worker.answered_s = time.monotonic()
         elif time.monotonic() - max(worker.answered_s, worker.started_s) > self._silent_s:
             with self._lock:
@@ -106,9 +115,9 @@ class Supervisor:
                     worker.process.kill()
 
 
-def _answers(address: str, timeout_s: float) -> bool:
+def _answers(address: str, security: Security, timeout_s: float) -> bool:
     """Whether a process answers there, whatever it says."""
-    with grpc.insecure_channel(address) as channel:
+    with security.channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         with contextlib.suppress(grpc.RpcError):
             stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)

@@ -8,6 +8,7 @@
 
 #include <thread>
 
+#include "cache_service/runtime/connection_acceptor.h"
 #include "cache_service/runtime/health_client.h"
 #include "heavywater/v1/admin.grpc.pb.h"
 
@@ -137,6 +138,46 @@ TEST_F(ServerRuntimeTest, RefusesARequestAboveTheMessageLimitNamingIt) {
   const grpc::Status status = stub_->GetConfig(&context, request, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("4194304"));
+}
+
+// On a connection of its own.
+class OneConnection {
+ public:
+  explicit OneConnection(const std::string& address) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    channel_ = grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  }
+  bool Works() { return HealthClient(channel_).Check("") == "SERVING"; }
+
+ private:
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+TEST_F(ServerRuntimeTest, ClosesConnectionsBeyondTheLimitUntilOthersHaveGone) {
+  options_.max_connections = 3;
+  const auto runtime = ServerRuntime::Start(options_, {}, metrics_);
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  std::vector<std::unique_ptr<OneConnection>> connections;
+  for (int i = 0; i < 3; ++i) {
+    connections.push_back(std::make_unique<OneConnection>((*runtime)->address()));
+    EXPECT_TRUE(connections.back()->Works()) << i;
+  }
+  OneConnection another((*runtime)->address());
+  EXPECT_FALSE(another.Works());
+  EXPECT_TRUE(connections[0]->Works()) << "those that are there stay";
+  EXPECT_THAT(prometheus::TextSerializer().Serialize(metrics_->Collect()),
+              ::testing::Not(HasSubstr("heavywater_connections_refused_total 0")));
+  connections.pop_back();
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (!another.Works() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_TRUE(another.Works());
+}
+
+TEST_F(ServerRuntimeTest, RefusesAHostThatIsNone) {
+  const auto none = ConnectionAcceptor::Listen("no such host:1", 1, *metrics_);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(none.status().message()), HasSubstr("no such host"));
 }
 
 }  // namespace

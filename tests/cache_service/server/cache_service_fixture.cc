@@ -49,7 +49,8 @@ void CacheServiceFixture::Restart() {
   auto server = CacheServer::Start(config_, clock_);
   ASSERT_TRUE(server.ok()) << server.status();
   server_ = *std::move(server);
-  channel_ = grpc::CreateChannel(server_->address(), grpc::InsecureChannelCredentials());
+  channels_ = *Channels::Create(security_);
+  channel_ = *channels_->Make(server_->address(), grpc::ChannelArguments());
   groups_ = v1::GroupService::NewStub(channel_);
   sequences_ = v1::SequenceService::NewStub(channel_);
   pages_ = v1::PageStoreService::NewStub(channel_);

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cache_service/base/ids.h"
+#include "cache_service/security/channels.h"
 #include "cache_service/server/cache_server.h"
 #include "heavywater/v1/admin.grpc.pb.h"
 #include "heavywater/v1/group.grpc.pb.h"
@@ -59,7 +60,9 @@ class CacheServiceFixture : public ::testing::Test {
   v1::CacheConfig config_;
   v1::Fingerprint fingerprint_;
   FakeClock clock_;
+  ChannelSecurity security_;  // of the stubs below
   std::unique_ptr<CacheServer> server_;
+  std::unique_ptr<Channels> channels_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::GroupService::Stub> groups_;
   std::unique_ptr<v1::SequenceService::Stub> sequences_;

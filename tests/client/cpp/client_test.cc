@@ -219,6 +219,18 @@ TEST(ClientConnectTest, WantsAnAddress) {
   EXPECT_EQ(Client::Connect({}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(ClientConnectTest, ATokenDoesNotGoInPlaintextToAnotherMachine) {
+  const auto client = Client::Connect({.cache_address = "cache:7700", .security = {.token = "t"}});
+  EXPECT_EQ(client.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(client.status().message()), HasSubstr("cache:7700"));
+}
+
+TEST(ClientConnectTest, AFileOfCertificatesThatIsNotThereIsNamed) {
+  const auto client =
+      Client::Connect({.worker_address = "w:1", .security = {.ca_file = "/no/such/ca.pem"}});
+  EXPECT_THAT(std::string(client.status().message()), HasSubstr("/no/such/ca.pem"));
+}
+
 TEST(ClientConnectTest, ACallWithoutItsAddressNamesTheField) {
   const auto client = Client::Connect({.worker_address = "127.0.0.1:1"});
   ASSERT_TRUE(client.ok());

@@ -38,6 +38,11 @@ VARIANTS: Mapping[str, Manifest] = {
         "cache": {"disk": {"enabled": False}},
         "worker": {"colocate": "none", "model": {"path": "none", "volume": None}},
     },
+    "secured": {
+        "tls": {"enabled": True, "secretName": "hw-tls", "clientCertificates": True},
+        "tokens": {"secretName": "hw-tokens"},
+        "worker": {"ranks": 2},
+    },
     "hpa": {**LWS, "autoscaling": {"type": "hpa"}},
     "keda": {**LWS, "autoscaling": {"type": "keda"}},
     "ipv6": {"ipFamily": "IPv6", "worker": {"ranks": 2}},

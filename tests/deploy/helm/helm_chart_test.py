@@ -13,7 +13,7 @@ import jsonschema
 import kubernetes_validate
 import kubernetes_validate.utils
 import pytest
-from helm_chart import Manifest, args, container, find, pod_templates, render
+from helm_chart import VARIANTS, Manifest, args, config, container, find, pod_templates, render
 
 SCHEMAS = Path(__file__).parent / "schemas"
 KUBERNETES = ("1.28", "1.31", "1.34", "1.37")  # the chart's kubeVersion to the newest
@@ -285,3 +285,36 @@ def test_state_is_kept_where_the_slab_outlives_the_pod(values: Manifest, keeps: 
     volumes = {v["name"] for v in cache["template"]["spec"]["volumes"]}
     claims = {c["metadata"]["name"] for c in cache.get("volumeClaimTemplates", [])}
     assert ("disk" in volumes) != ("disk" in claims)
+
+
+@pytest.mark.parametrize("part", ["cache", "worker"])
+def test_with_tls_servers_have_the_secrets_and_probes_that_can_speak_it(part: str) -> None:
+    manifests = render(VARIANTS["secured"])
+    template = next(t for name, t in pod_templates(manifests).items() if part in name)
+    secrets = {v["name"]: v["secret"]["secretName"] for v in template["spec"]["volumes"] if "secret" in v}
+    assert secrets == {"tls": "hw-tls", "tokens": "hw-tokens"}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container(template)["volumeMounts"]}
+    taken = config(manifests, part)
+    assert "allow_plaintext" not in taken
+    for field in ("tls_cert_file", "tls_key_file", "tls_client_ca_file"):
+        assert taken[field].startswith(mounts["tls"] + "/")
+    assert taken["tokens_file"].startswith(mounts["tokens"] + "/")
+    environment = {entry["name"]: entry.get("value", "") for entry in container(template)["env"]}
+    assert environment["HEAVYWATER_TLS_CA_FILE"].startswith(mounts["tls"] + "/")
+    port = next(p["containerPort"] for p in container(template)["ports"] if p["name"] == "grpc")
+    for probe, service in (("startupProbe", []), ("livenessProbe", ["liveness"]), ("readinessProbe", ["readiness"])):
+        command = container(template)[probe]["exec"]["command"]
+        assert command == ["heavywater-health", f"127.0.0.1:{port}", *service]
+        assert "grpc" not in container(template)[probe]
+
+
+def test_ranks_call_the_cache_service_over_tls_with_their_own_token() -> None:
+    taken = config(render(VARIANTS["secured"]), "worker")
+    assert taken["tls_ca_file"] == "/etc/heavywater-tls/ca.crt"
+    assert taken["tls_server_name"] == "heavywater"
+    assert taken["token_file"] == "/etc/heavywater-tokens/worker"
+
+
+def test_without_tls_plaintext_is_allowed_in_so_many_words() -> None:
+    for part in ("cache", "worker"):
+        assert config(render(), part)["allow_plaintext"] is True

@@ -21,13 +21,15 @@ from helm_chart import Manifest, args, config, container, pod_templates, render
 BIN = Path(os.environ.get("HEAVYWATER_BIN", helm_chart.ROOT / "build/release/bin"))
 
 # What the chart decides itself, so that `config` may not.
+SECURITY = {"tls_cert_file", "tls_key_file", "tls_client_ca_file", "allow_plaintext", "tokens_file"}
 MANAGED = {
-    "cache": {"listen_address", "metrics_address", "disable_slab", "slab_name", "state_dir", "disk_path"},
+    "cache": {"listen_address", "metrics_address", "disable_slab", "slab_name", "state_dir", "disk_path", *SECURITY},
     "worker": {
         "group", "rank", "size", "model", "listen_address", "advertised_address", "comm_address",
         "comm_interface", "cache_address", "disable_slab", "metrics_address",
         # A pod sees its own GPU alone, and nothing can be read from a dump in it.
         "device", "allow_shared_device", "dump_dir", "record_dir",
+        *SECURITY, "tls_ca_file", "tls_server_name", "token_file",
     },
 }  # fmt: skip
 MESSAGES: dict[str, Descriptor] = {

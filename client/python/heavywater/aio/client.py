@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-import grpc.aio
 import numpy.typing as npt
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -19,6 +18,7 @@ from heavywater.generation_request import Prompt, generation_request
 from heavywater.model import Model
 from heavywater.pages import rows_of, split_rows
 from heavywater.retry import BACKOFFS_S
+from heavywater.security import Security
 from heavywater.sets import SequenceSet, whole_sets
 from heavywater.v1 import (
     admin_pb2,
@@ -46,10 +46,15 @@ class Client:
         worker: str | None = None,
         cache: str | None = None,
         *,
+        security: Security | None = None,
         timeout_s: float = 30.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`timeout_s` bounds every call but Generate, which takes as long as its text."""
+        """`timeout_s` bounds every call but Generate, which takes as long as its text.
+
+        `security`: TLS and the token; None: Security.from_environment().
+        """
+        self._security = Security.from_environment() if security is None else security
         self._channels: list[Any] = []
         self._timeout_s = timeout_s
         self._sleep = sleep
@@ -65,7 +70,7 @@ class Client:
             self._admin = admin_pb2_grpc.AdminServiceStub(channel)
 
     def _connect(self, address: str) -> Any:
-        self._channels.append(grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS))
+        self._channels.append(self._security.aio_channel(address, CHANNEL_OPTIONS))
         return self._channels[-1]
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -18,9 +20,11 @@ from heavywater.cli.plan_memory import plan_memory_command
 from heavywater.cli.replay import replay
 from heavywater.cli.serve import serve
 from heavywater.cli.soak import soak_command
+from heavywater.cli.token import token
 from heavywater.cli.top import top
 from heavywater.errors import HeavywaterError
 from heavywater.local import exit_on_signals
+from heavywater.security import CA_FILE, CERT_FILE, KEY_FILE, SERVER_NAME, TOKEN_FILE
 from heavywater.server_process import ServerError
 from heavywater.version import __version__
 
@@ -33,6 +37,7 @@ app.command()(diff)
 app.command()(serve)
 app.command()(http)
 app.command()(doctor)
+app.command()(token)
 app.command()(load)
 app.command()(replay)
 app.command("soak")(soak_command)
@@ -51,14 +56,38 @@ def common(
     version: bool = typer.Option(
         False, "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
     ),
+    tls_ca_file: Annotated[
+        str, typer.Option(envvar=CA_FILE, help="PEM of who signs the servers' certificates: TLS is used.")
+    ] = "",
+    tls_cert_file: Annotated[
+        str, typer.Option(envvar=CERT_FILE, help="PEM of a certificate to show, where servers want one.")
+    ] = "",
+    tls_key_file: Annotated[str, typer.Option(envvar=KEY_FILE, help="PEM of its key.")] = "",
+    tls_server_name: Annotated[
+        str, typer.Option(envvar=SERVER_NAME, help="What their certificates are made out to [the address's host].")
+    ] = "",
+    token_file: Annotated[
+        str, typer.Option(envvar=TOKEN_FILE, help="File with the token to send; or HEAVYWATER_TOKEN has it.")
+    ] = "",
 ) -> None:
     """Client of Heavywater, a distributed KV-cache service for long-context language models."""
+    # From here every client has it, in this process and those that it starts.
+    given = {
+        CA_FILE: tls_ca_file,
+        CERT_FILE: tls_cert_file,
+        KEY_FILE: tls_key_file,
+        SERVER_NAME: tls_server_name,
+        TOKEN_FILE: token_file,
+    }
+    os.environ.update({name: value for name, value in given.items() if value})
 
 
 def _hint(error: HeavywaterError) -> str:
     """What to do about it, where that is known."""
     if error.code == "UNAVAILABLE" and "connect" in error.message.lower():
         return "\nhint: no server answers there; `heavywater serve` starts one and prints its addresses"
+    if error.code == "UNAUTHENTICATED":
+        return f"\nhint: HEAVYWATER_TOKEN, or --token-file (also {TOKEN_FILE}), says who you are"
     if error.code == "UNIMPLEMENTED":
         return (
             "\nhint: that server has no such call; is it the worker's address (rank 0, with a model) where the cache "

@@ -13,6 +13,7 @@ from rich.console import Console
 from heavywater.cli.connection import Address, CacheAddress, LocalModel, Ranks
 from heavywater.cli.policy import RECALL
 from heavywater.local import LocalOptions, LocalServers
+from heavywater.security import Security
 from heavywater.server_process import ServerError
 
 if TYPE_CHECKING:
@@ -59,7 +60,17 @@ def http(
             address, cache = servers.worker_address, servers.cache_address
         limits = {"max_running": max_running, "max_body_bytes": max_body_mib * _MIB, "request_timeout_s": timeout}
         endpoint = stack.enter_context(
-            http_endpoint(address, cache, host, port, api_key, tuple(name or ()), log_level, **limits)
+            http_endpoint(
+                address,
+                cache,
+                host,
+                port,
+                api_key,
+                tuple(name or ()),
+                log_level,
+                None if servers is None else servers.security,
+                **limits,
+            )
         )
         while True:
             if servers is not None:
@@ -77,6 +88,7 @@ def http_endpoint(
     api_key: str = "",
     names: tuple[str, ...] = (),
     log_level: str = "warning",
+    security: Security | None = None,
     **limits: float,
 ) -> Iterator[HttpServer]:
     """An endpoint that runs and has said where. Raises ServerError without the packages it needs."""
@@ -87,7 +99,7 @@ def http_endpoint(
         raise ServerError(f"no package {error.name}; run: pip install 'heavywater[http]'") from None
     if log_level not in ("error", "warning", "info", "debug"):
         raise ValueError(f"--log-level {log_level}, want error, warning, info or debug")
-    options = HttpOptions(worker, cache, names, api_key, **limits)  # type: ignore[arg-type]
+    options = HttpOptions(worker, cache, names, api_key, security=security, **limits)  # type: ignore[arg-type]
     with HttpServer(options, host, port, log_level) as server:
         typer.echo(f"export OPENAI_BASE_URL={server.url}/v1")
         yield server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,8 @@ from heavywater.cli.connection import LocalModel
 from heavywater.cli.http import ApiKey, Host, http_endpoint
 from heavywater.cli.policy import RECALL
 from heavywater.local import LocalOptions, LocalServers
+from heavywater.local_security import LocalSecurity
+from heavywater.security import CA_FILE
 
 
 def serve(
@@ -25,18 +28,35 @@ def serve(
     ] = None,
     http_host: Host = "127.0.0.1",
     api_key: ApiKey = "",
+    tls_cert_file: Annotated[
+        Path | None, typer.Option(help="PEM of the servers' certificate, for 127.0.0.1: TLS is used.")
+    ] = None,
+    tls_key_file: Annotated[Path | None, typer.Option(help="PEM of its key.")] = None,
+    tls_ca_file: Annotated[Path | None, typer.Option(help="PEM of who signed it.")] = None,
+    tls_client_ca_file: Annotated[
+        Path | None, typer.Option(help="Clients must show a certificate that one of these has signed.")
+    ] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help="Who may call: lines of `heavywater token`.")] = None,
+    worker_token_file: Annotated[Path | None, typer.Option(help="The workers' own token.")] = None,
 ) -> None:
     """Run a cache service and a worker group on this machine until Ctrl-C; a server that dies is started again."""
     flags = {"default_policy": policy, "metrics_address": "127.0.0.1:0"}
-    options = LocalOptions(ranks=ranks, model=model, worker_flags=flags, supervise=True)
+    security = LocalSecurity(
+        tls_cert_file, tls_key_file, tls_ca_file, tls_client_ca_file, tokens_file, worker_token_file
+    )
+    options = LocalOptions(ranks=ranks, model=model, worker_flags=flags, supervise=True, security=security)
     with LocalServers(options) as servers, contextlib.ExitStack() as stack:
         typer.echo(f"export HEAVYWATER_ADDRESS={servers.worker_address}")
         typer.echo(f"export HEAVYWATER_CACHE={servers.cache_address}")
         typer.echo(f"export HEAVYWATER_METRICS={','.join(servers.metrics_addresses)}")
+        if tls_ca_file is not None:
+            typer.echo(f"export {CA_FILE}={tls_ca_file}")
         endpoint = None
         if http is not None:
             endpoint = stack.enter_context(
-                http_endpoint(servers.worker_address, servers.cache_address, http_host, http, api_key)
+                http_endpoint(
+                    servers.worker_address, servers.cache_address, http_host, http, api_key, security=servers.security
+                )
             )
         while True:
             servers.check_alive()

@@ -6,13 +6,13 @@ import email.utils
 import http.client
 import time
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from heavywater.client import Client
 from heavywater.doctor.finding import Finding, fail, ok, warn
 from heavywater.errors import HeavywaterError, translated
 from heavywater.load.metrics import fetch_metrics, gauges
+from heavywater.security import Security
 from heavywater.version import __version__
 
 _TIMEOUT_S = 5.0
@@ -92,7 +92,7 @@ def check_metrics(address: str) -> list[Finding]:
 
 
 def _is_ready(address: str) -> bool:
-    with translated(), grpc.insecure_channel(address, options=(("grpc.enable_retries", 0),)) as channel:
+    with translated(), Security.from_environment().channel(address, (("grpc.enable_retries", 0),)) as channel:
         request = health_pb2.HealthCheckRequest(service="readiness")
         answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_TIMEOUT_S)
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -61,7 +61,8 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def running(self, app: Starlette) -> AsyncIterator[None]:
-        async with Client(worker=self._options.worker, cache=self._options.cache or None) as client:
+        worker, cache, security = self._options.worker, self._options.cache or None, self._options.security
+        async with Client(worker=worker, cache=cache, security=security) as client:
             self._client = client
             yield
             await self._background.finish()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from heavywater.security import Security
+
 
 @dataclass(frozen=True)
 class HttpOptions:
@@ -21,6 +23,7 @@ class HttpOptions:
     request_timeout_s: float = 600.0  # from the request to the answer's end
     max_choices: int = 16  # answers of one request
     default_max_tokens: int = 1024  # of a chat that names no number
+    security: Security | None = None  # towards the servers; None: Security.from_environment()
     keepalive_s: float = 15.0  # silence on a stream after which a comment is sent
 
     def __post_init__(self) -> None:

@@ -40,7 +40,7 @@ class HttpServer:
 
     def __enter__(self) -> HttpServer:
         """Raises HeavywaterError where the worker cannot be asked for its model, OSError where the port is taken."""
-        with Client(worker=self._options.worker) as client:
+        with Client(worker=self._options.worker, security=self._options.security) as client:
             model = client.get_model()
         self._socket = _listening(self._host, self._port)
         config = uvicorn.Config(

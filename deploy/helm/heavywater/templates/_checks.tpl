@@ -14,6 +14,12 @@
 {{- if and .Values.cache.config.redis_address .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
 {{- fail (printf "cache.config.redis_address is %q and the network policy lets nothing out to it, want networkPolicy.extraEgress" .Values.cache.config.redis_address) -}}
 {{- end -}}
+{{- if and .Values.tls.enabled (not .Values.tls.secretName) -}}
+{{- fail "tls.enabled is true and tls.secretName is empty, want the secret with tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- if and .Values.tokens.secretName (not .Values.tls.enabled) -}}
+{{- fail (printf "tokens.secretName is %q and tls.enabled is false: tokens would go in plaintext, want tls.enabled true" .Values.tokens.secretName) -}}
+{{- end -}}
 {{- if and (eq .Values.ipFamily "IPv6") .Values.monitoring.serviceMonitor.enabled -}}
 {{- fail "ipFamily is IPv6 and monitoring.serviceMonitor.enabled is true: the metrics endpoints bind to IPv4 alone, want ipFamily IPv4 (also on dual-stack clusters)" -}}
 {{- end -}}

@@ -1,5 +1,21 @@
 {{/* The typed configuration of each binary: what the chart decides wins over `config`, where the
      schema refuses those fields anyway. */}}
+{{/* Where the secrets are mounted, for servers of both kinds. */}}
+{{- define "hw.securityConfig" -}}
+{{- if .Values.tls.enabled }}
+tls_cert_file: /etc/heavywater-tls/tls.crt
+tls_key_file: /etc/heavywater-tls/tls.key
+{{- if .Values.tls.clientCertificates }}
+tls_client_ca_file: /etc/heavywater-tls/ca.crt
+{{- end }}
+{{- else }}
+allow_plaintext: true
+{{- end }}
+{{- if .Values.tokens.secretName }}
+tokens_file: /etc/heavywater-tokens/tokens
+{{- end }}
+{{- end }}
+
 {{- define "hw.cacheConfig" -}}
 {{- $own := dict
   "listen_address" (printf "%s:7700" (include "hw.anyAddress" .))
@@ -7,7 +23,7 @@
   "disable_slab" (eq .Values.sharedMemory.mode "none")
   "state_dir" (ternary "/var/lib/heavywater/state" "" (and .Values.cache.keepState (eq .Values.sharedMemory.mode "hostPath")))
   "disk_path" (ternary "/var/lib/heavywater/pages" "" .Values.cache.disk.enabled) -}}
-{{- toYaml (mergeOverwrite (deepCopy .Values.cache.config) $own) -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.cache.config) $own (include "hw.securityConfig" . | fromYaml)) -}}
 {{- end }}
 
 {{- define "hw.workerConfig" -}}
@@ -18,7 +34,13 @@
   "metrics_address" "0.0.0.0:9401"
   "comm_interface" .Values.worker.interface
   "disable_slab" (eq .Values.sharedMemory.mode "none") -}}
-{{- toYaml (mergeOverwrite (deepCopy .Values.worker.config) $own) -}}
+{{- if .Values.tls.enabled -}}
+{{- $own = mergeOverwrite $own (dict "tls_ca_file" "/etc/heavywater-tls/ca.crt" "tls_server_name" .Values.tls.serverName) -}}
+{{- end -}}
+{{- if .Values.tokens.secretName -}}
+{{- $own = mergeOverwrite $own (dict "token_file" "/etc/heavywater-tokens/worker") -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.worker.config) $own (include "hw.securityConfig" . | fromYaml)) -}}
 {{- end }}
 
 {{/* Seconds until a pod may be killed: (dict "part" .Values.cache "name" "cache"). The 15 s are what

@@ -60,6 +60,10 @@ apps.kubernetes.io/pod-index
 {{- end -}}
 {{- end }}
 
+{{- define "hw.loopback" -}}
+{{ ternary "[::1]" "127.0.0.1" (eq .Values.ipFamily "IPv6") }}
+{{- end }}
+
 {{- define "hw.anyAddress" -}}
 {{ ternary "[::]" "0.0.0.0" (eq .Values.ipFamily "IPv6") }}
 {{- end }}

@@ -17,27 +17,52 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
+{{/* The kubelet's own probes know no TLS: then the image's tool asks. */}}
+{{- define "hw.probe" -}}
+{{- if .root.Values.tls.enabled -}}
+exec:
+  command: [heavywater-health, "{{ include "hw.loopback" .root }}:{{ .port }}"{{ with .service }}, {{ . }}{{ end }}]
+{{- else -}}
+grpc:
+  port: {{ .port }}
+  {{- with .service }}
+  service: {{ . }}
+  {{- end }}
+{{- end -}}
+{{- end }}
+
+{{/* What the image's tools and clients in a pod's shell read. */}}
+{{- define "hw.securityEnv" -}}
+{{- if .Values.tls.enabled }}
+- name: HEAVYWATER_TLS_CA_FILE
+  value: /etc/heavywater-tls/ca.crt
+- name: HEAVYWATER_TLS_SERVER_NAME
+  value: {{ .Values.tls.serverName | quote }}
+{{- if .Values.tls.clientCertificates }}
+- name: HEAVYWATER_TLS_CERT_FILE
+  value: /etc/heavywater-tls/tls.crt
+- name: HEAVYWATER_TLS_KEY_FILE
+  value: /etc/heavywater-tls/tls.key
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The health service knows "" (bound), "liveness" and "readiness" (a group is complete, no
      drain). Startup must not ask for readiness: a rank that waits for the others is well.
-     (dict "probes" .. "port" ..) */}}
+     (dict "root" $ "probes" .. "port" ..) */}}
 {{- define "hw.probes" -}}
 startupProbe:
-  grpc:
-    port: {{ .port }}
+  {{- include "hw.probe" (dict "root" .root "port" .port "service" "") | nindent 2 }}
   periodSeconds: {{ .probes.periodSeconds }}
   timeoutSeconds: 3
   failureThreshold: {{ max 1 (div (int .probes.startupSeconds) (int .probes.periodSeconds)) }}
 livenessProbe:
-  grpc:
-    port: {{ .port }}
-    service: liveness
+  {{- include "hw.probe" (dict "root" .root "port" .port "service" "liveness") | nindent 2 }}
   periodSeconds: {{ .probes.periodSeconds }}
   timeoutSeconds: 3
   failureThreshold: {{ .probes.failureThreshold }}
 readinessProbe:
-  grpc:
-    port: {{ .port }}
-    service: readiness
+  {{- include "hw.probe" (dict "root" .root "port" .port "service" "readiness") | nindent 2 }}
   periodSeconds: {{ .probes.periodSeconds }}
   timeoutSeconds: 3
   failureThreshold: 1
@@ -77,6 +102,18 @@ topologySpreadConstraints:
     name: {{ include "hw.fullname" .root }}-{{ .component }}
 - name: tmp
   emptyDir: {}
+{{- if .root.Values.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ .root.Values.tls.secretName }}
+    defaultMode: 0440
+{{- end }}
+{{- if .root.Values.tokens.secretName }}
+- name: tokens
+  secret:
+    secretName: {{ .root.Values.tokens.secretName }}
+    defaultMode: 0440
+{{- end }}
 {{- if eq .root.Values.sharedMemory.mode "hostPath" }}
 - name: shm
   hostPath:
@@ -96,6 +133,16 @@ topologySpreadConstraints:
   readOnly: true
 - name: tmp
   mountPath: /tmp
+{{- if .root.Values.tls.enabled }}
+- name: tls
+  mountPath: /etc/heavywater-tls
+  readOnly: true
+{{- end }}
+{{- if .root.Values.tokens.secretName }}
+- name: tokens
+  mountPath: /etc/heavywater-tokens
+  readOnly: true
+{{- end }}
 {{- if or (eq .root.Values.sharedMemory.mode "hostPath") (eq .component "worker") }}
 - name: shm
   mountPath: /dev/shm

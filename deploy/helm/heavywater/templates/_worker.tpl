@@ -56,6 +56,9 @@ affinity:
 - name: NCCL_SOCKET_IFNAME
   value: {{ . | quote }}
 {{- end }}
+{{- with include "hw.securityEnv" .root | trim }}
+{{ . }}
+{{- end }}
 {{- with .root.Values.worker.extraEnv }}
 {{ toYaml . }}
 {{- end }}
@@ -113,7 +116,7 @@ spec:
       ports:
         - {name: grpc, containerPort: 7701}
         - {name: metrics, containerPort: 9401}
-      {{- include "hw.probes" (dict "probes" $worker.probes "port" 7701) | nindent 6 }}
+      {{- include "hw.probes" (dict "root" .root "probes" $worker.probes "port" 7701) | nindent 6 }}
       {{- with include "hw.preStop" $worker.preStopSeconds | trim }}
       {{- . | nindent 6 }}
       {{- end }}

@@ -1,0 +1,181 @@
+#include "cache_service/runtime/connection_acceptor.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <prometheus/counter.h>
+#include <prometheus/registry.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cache_service/base/status.h"
+#include "cache_service/runtime/logging.h"
+#include "cache_service/security/address.h"
+
+namespace heavywater {
+namespace {
+
+// For a process without descriptors to get some back.
+constexpr absl::Duration kAcceptPause = absl::Milliseconds(50);
+constexpr double kLinesPerSecond = 1;
+constexpr absl::Duration kLookInterval = absl::Milliseconds(20);
+// Of a process, beside its connections.
+constexpr int64_t kOtherDescriptors = 256;
+
+absl::Status CannotBind(const std::string& address) {
+  return absl::UnavailableError(
+      absl::StrCat("listen_address ", address, " cannot be bound: ", std::strerror(errno)));
+}
+
+absl::StatusOr<int> Bind(const addrinfo& where, const std::string& address) {
+  const int fd = socket(where.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return CannotBind(address);
+  const int on = 1;
+  const int off = 0;
+  // A server that is started again need not wait for connections of the last one.
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (where.ai_family == AF_INET6) {
+    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));  // [::] is IPv4, too
+  }
+  if (bind(fd, where.ai_addr, where.ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+  const absl::Status failed = CannotBind(address);
+  close(fd);
+  return failed;
+}
+
+int PortOf(int fd) {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof(storage);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &size) != 0) return 0;
+  return ntohs(storage.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(storage).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(storage).sin_port);
+}
+
+// Which socket the descriptor is; 0 when it is none.
+uint64_t SocketOf(int fd) {
+  struct stat file {};
+  if (fstat(fd, &file) != 0 || !S_ISSOCK(file.st_mode)) return 0;
+  return file.st_ino;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
+    const std::string& address, int64_t max_connections, prometheus::Registry& metrics) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const std::string port = address.substr(address.rfind(':') + 1);
+  const int error = getaddrinfo(HostOf(address).c_str(), port.c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("listen_address is \"", address, "\": ", gai_strerror(error)));
+  }
+  const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+  HW_ASSIGN_OR_RETURN(const int listener, Bind(*found, address));
+  prometheus::Counter& refused =
+      prometheus::BuildCounter()
+          .Name("heavywater_connections_refused_total")
+          .Help("Connections that were closed at once, because as many as may be were open")
+          .Register(metrics)
+          .Add({});
+  return std::unique_ptr<ConnectionAcceptor>(
+      new ConnectionAcceptor(listener, PortOf(listener), max_connections, refused));
+}
+
+ConnectionAcceptor::ConnectionAcceptor(int listener, int port, int64_t max_connections,
+                                       prometheus::Counter& refused)
+    : listener_(listener),
+      port_(port),
+      max_connections_(max_connections),
+      refused_(refused),
+      log_limit_(kLinesPerSecond),
+      wake_(eventfd(0, EFD_CLOEXEC)) {}
+
+ConnectionAcceptor::~ConnectionAcceptor() {
+  Stop();
+  close(wake_);
+}
+
+void ConnectionAcceptor::Run(Handle handle) {
+  handle_ = std::move(handle);
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void ConnectionAcceptor::Stop() {
+  if (stopped_.exchange(true)) return;
+  const uint64_t one = 1;
+  (void)!write(wake_, &one, sizeof(one));
+  if (thread_.joinable()) thread_.join();
+  close(listener_);
+}
+
+void ConnectionAcceptor::Loop() {
+  pollfd events[] = {{.fd = wake_, .events = POLLIN, .revents = 0},
+                     {.fd = listener_, .events = POLLIN, .revents = 0}};
+  while (poll(events, 2, -1) >= 0 || errno == EINTR) {
+    if (events[0].revents != 0) return;
+    const int connection = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (connection >= 0) {
+      Take(connection);
+    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      if (log_limit_.Allow(absl::Now())) {
+        LogWarn("no connection can be accepted for now", {{"error", std::strerror(errno)}});
+      }
+      poll(events, 1, static_cast<int>(absl::ToInt64Milliseconds(kAcceptPause)));
+    }
+  }
+}
+
+void ConnectionAcceptor::Take(int connection) {
+  if (!HasRoom()) {
+    close(connection);
+    refused_.Increment();
+    if (const std::optional<int64_t> suppressed = log_limit_.Allow(absl::Now())) {
+      LogWarn("connection refused: max_connections are open",
+              {{"max_connections", max_connections_}, {"not_logged_before", *suppressed}});
+    }
+    return;
+  }
+  const int on = 1;
+  setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  open_[connection] = SocketOf(connection);
+  handle_(listener_, connection);
+}
+
+bool ConnectionAcceptor::HasRoom() {
+  if (static_cast<int64_t>(open_.size()) < max_connections_) return true;
+  // Not for each of a flood.
+  if (absl::Now() < looked_ + kLookInterval) return false;
+  looked_ = absl::Now();
+  std::erase_if(open_, [](const auto& one) { return SocketOf(one.first) != one.second; });
+  return static_cast<int64_t>(open_.size()) < max_connections_;
+}
+
+int64_t RoomForConnections(int64_t wanted) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+  if (limit.rlim_cur < limit.rlim_max) {
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) getrlimit(RLIMIT_NOFILE, &limit);
+  }
+  const auto descriptors = static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 30));
+  return std::max<int64_t>(1, std::min(wanted, descriptors - kOtherDescriptors));
+}
+
+}  // namespace heavywater
