@@ -19,8 +19,8 @@ constexpr size_t kMaxPendingPlans = 256;
 // as its sequence is long.
 constexpr size_t kMaxPendingBytes = size_t{64} << 20;
 // The newest may have seen tokens that a client has not received yet: it goes on from
-// the one before.
-constexpr size_t kKeptSnapshots = 2;
+// the one before. Beside them the first: a sequence can go back to any token after it.
+constexpr size_t kKeptSnapshots = 3;
 constexpr int64_t kMaxSnapshotBytes = int64_t{64} << 20;
 
 absl::Status CheckPart(const v1::ReportedSet& set, int64_t max_tokens) {
@@ -248,7 +248,7 @@ void PlanState::TakeSnapshots(const std::vector<int64_t>& watermarks, uint64_t o
     plan.snapshot_bytes.assign(layout_.num_ranks, 0);
     plan.bytes = BytesOf(plan);
     snapshots_.push_back(std::move(snapshot));
-    if (snapshots_.size() > kKeptSnapshots) snapshots_.pop_front();
+    if (snapshots_.size() > kKeptSnapshots) snapshots_.erase(std::next(snapshots_.begin()));
   }
 }
 
@@ -286,7 +286,7 @@ std::shared_ptr<const CommittedSnapshot> PlanState::SnapshotOfPlan(int64_t plan)
   return nullptr;
 }
 
-void PlanState::GoBackTo(int64_t plan, int64_t num_tokens) {
+void PlanState::Truncate(int64_t plan, int64_t num_tokens) {
   // What some ranks have reported and others have not may come again otherwise numbered.
   pending_.clear();
   while (!snapshots_.empty() && snapshots_.back()->plan > plan) snapshots_.pop_back();
@@ -295,6 +295,11 @@ void PlanState::GoBackTo(int64_t plan, int64_t num_tokens) {
   if (static_cast<int64_t>(tokens_.size()) > num_tokens) {
     tokens_.resize(static_cast<size_t>(num_tokens));
   }
+  for (Rank& rank : ranks_) rank.watermark = std::min(rank.watermark, num_tokens);
+}
+
+void PlanState::GoBackTo(int64_t plan, int64_t num_tokens) {
+  Truncate(plan, num_tokens);
   for (Rank& rank : ranks_) {
     rank.last_plan = plan;
     rank.finished = false;

@@ -3,6 +3,7 @@
 // has brought to the host tier or given up, and whose sets are known.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -87,8 +88,8 @@ class PlanState {
 
   // Null before the first.
   std::shared_ptr<const ReportedPlan> committed() const { return committed_; }
-  // The newest committed state that has seen at most `max_tokens_seen`; the last two
-  // are kept. Null: none.
+  // The newest committed state that has seen at most `max_tokens_seen`; the first (as a
+  // rule of the prompt's end) and the last two are kept. Null: none.
   std::shared_ptr<const CommittedSnapshot> FindSnapshot(int64_t max_tokens_seen) const;
   // The state of that plan; null when it is not kept.
   std::shared_ptr<const CommittedSnapshot> SnapshotOfPlan(int64_t plan) const;
@@ -101,6 +102,11 @@ class PlanState {
   // report again what came after it: nothing is committed until then if the committed
   // plan came after it.
   void GoBackTo(int64_t plan, int64_t num_tokens);
+  // What came after the first `num_tokens` tokens is forgotten; nobody goes on from there
+  // yet. `plan`: of the newest state that is left.
+  void Truncate(int64_t plan, int64_t num_tokens);
+  // Positions up to so many tokens may come.
+  void Extend(int64_t max_tokens) { layout_.max_tokens = std::max(layout_.max_tokens, max_tokens); }
   // FAILED_PRECONDITION naming both values once ranks have disagreed; no plan is
   // committed from then on.
   const absl::Status& agreement() const { return agreement_; }
@@ -134,7 +140,7 @@ class PlanState {
   // `watermarks`: of each rank.
   static bool IsStored(const ReportedPlan& plan, const std::vector<int64_t>& watermarks);
 
-  const PlanLayout layout_;
+  PlanLayout layout_;
   std::vector<Rank> ranks_;
   std::map<int64_t, ReportedPlan> pending_;  // by number, above the committed one
   std::shared_ptr<const ReportedPlan> committed_;

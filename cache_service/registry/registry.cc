@@ -83,6 +83,8 @@ absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
                       sequences_.FindOwner(request.sequence_id()));
   HW_RETURN_IF_ERROR(
       CompareWithGroup(owner.fingerprint, "the sequence has", formation.fingerprint));
+  // Ranks read them in place. Waits for the tiers below, so not under a lock.
+  HW_RETURN_IF_ERROR(store_.BringUp(request.sequence_id()));
   return sequences_.Reopen(request, formation.size);
 }
 
@@ -91,6 +93,7 @@ absl::StatusOr<v1::HeartbeatResponse> Registry::Heartbeat(const v1::HeartbeatReq
   v1::HeartbeatResponse response;
   const absl::Status agreement = sequences_.Renew(request.group(), request.sequence_ids(),
                                                   response.mutable_unknown_sequence_ids());
+  sequences_.AddSuspended(request.sequence_ids(), response.mutable_suspended_sequence_ids());
   StopWriters(request.group(), request.rank(),
               {request.sequence_ids().begin(), request.sequence_ids().end()});
   // Those that are gone come first: their ranks must stop writing.

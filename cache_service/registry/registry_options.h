@@ -15,6 +15,7 @@ struct RegistryOptions {
   int64_t max_snapshot_bytes = int64_t{1} << 30;
   absl::Duration sequence_lease = absl::Seconds(60);  // where Open gives none
   absl::Duration rank_lease = absl::Seconds(5);
+  absl::Duration suspend_ttl = absl::Hours(1);  // at most, and where Suspend gives none
   // Numbers go up from here. The server begins at its start time, so that no id
   // or epoch of an earlier run comes again.
   uint64_t first_sequence_id = 1;

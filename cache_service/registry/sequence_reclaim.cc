@@ -12,7 +12,7 @@ namespace heavywater {
 std::vector<SequenceRegistry::Finished> SequenceRegistry::FinishedSequences() {
   std::vector<Finished> finished;
   for (const auto& [id, record] : records_) {
-    if (!record.plans.all_finished()) continue;
+    if (!record.plans.all_finished() || record.suspended > absl::ZeroDuration()) continue;
     finished.push_back({record.last_use, id, store_.SequenceBytes(id), store_.HostBytes(id)});
   }
   std::sort(finished.begin(), finished.end(), [](const Finished& a, const Finished& b) {

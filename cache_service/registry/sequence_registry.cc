@@ -133,7 +133,7 @@ SequenceRegistry::Record& SequenceRegistry::AddRecord(SequenceId id,
       records_.try_emplace(id, request, LayoutOf(id, request, num_ranks)).first->second;
   record.lease = lease;
   record.lease_end = clock_.Now() + lease;
-  record.last_use = clock_.Now();
+  record.last_use = record.last_listed = clock_.Now();
   v1::OpenSequenceResponse response;
   response.set_sequence_id(id);
   response.set_lease_ms(absl::ToInt64Milliseconds(lease));
@@ -178,16 +178,24 @@ void SequenceRegistry::Advance(SequenceId id, Record& record) {
   BoundSnapshots();
 }
 
+PlanState* SequenceRegistry::OldestSnapshots() {
+  std::pair<bool, uint64_t> first;
+  PlanState* oldest = nullptr;
+  for (auto& [id, record] : records_) {
+    const auto snapshot = record.plans.oldest_snapshot();
+    if (snapshot == nullptr) continue;
+    const std::pair<bool, uint64_t> order = {record.suspended > absl::ZeroDuration(),
+                                             snapshot->order};
+    if (oldest != nullptr && order >= first) continue;
+    first = order;
+    oldest = &record.plans;
+  }
+  return oldest;
+}
+
 void SequenceRegistry::BoundSnapshots() {
   while (snapshot_bytes_ > options_.max_snapshot_bytes) {
-    PlanState* oldest = nullptr;
-    for (auto& [id, record] : records_) {
-      const auto snapshot = record.plans.oldest_snapshot();
-      if (snapshot == nullptr) continue;
-      if (oldest == nullptr || snapshot->order < oldest->oldest_snapshot()->order) {
-        oldest = &record.plans;
-      }
-    }
+    PlanState* const oldest = OldestSnapshots();
     HW_CHECK(oldest != nullptr);
     snapshot_bytes_ -= oldest->oldest_snapshot()->bytes();
     oldest->DropOldestSnapshot();
@@ -204,6 +212,8 @@ v1::Sequence SequenceRegistry::Describe(SequenceId id, Record& record) {
   *sequence.mutable_fingerprint() = record.request.fingerprint();
   *sequence.mutable_budget() = record.request.budget();
   sequence.set_prompt_tokens(record.request.prompt_tokens());
+  *sequence.mutable_policy() = record.request.policy();
+  sequence.set_suspended(record.suspended > absl::ZeroDuration());
   if (const auto plan = record.plans.committed(); plan != nullptr) {
     *sequence.mutable_counts() = CountSets(*plan);
     sequence.set_committed_plan(plan->number);
@@ -311,7 +321,8 @@ absl::Status SequenceRegistry::Renew(const std::string& group,
       unknown->Add(id);
       continue;
     }
-    record->second.lease_end = clock_.Now() + record->second.lease;
+    RenewLease(record->second);
+    record->second.last_listed = clock_.Now();
     if (agreement.ok()) agreement = record->second.plans.agreement();
   }
   return agreement;
@@ -377,7 +388,7 @@ absl::StatusOr<SequenceRegistry::Owner> SequenceRegistry::FindOwner(SequenceId i
 void SequenceRegistry::RenewOne(SequenceId id) {
   MutexLock lock(&mutex_);
   const auto record = records_.find(id);
-  if (record != records_.end()) record->second.lease_end = clock_.Now() + record->second.lease;
+  if (record != records_.end()) RenewLease(record->second);
 }
 
 void SequenceRegistry::NoteUse(SequenceId id) {

@@ -54,6 +54,16 @@ class SequenceRegistry {
   // The group has been checked; `num_ranks` is its size. As SequenceService says.
   absl::StatusOr<v1::ReopenSequenceResponse> Reopen(const v1::ReopenSequenceRequest& request,
                                                     int num_ranks);
+  // As SequenceService says. (sequence_suspend.cc)
+  absl::StatusOr<v1::SuspendSequenceResponse> Suspend(const v1::SuspendSequenceRequest& request,
+                                                      const Viewer& viewer = Viewer::All());
+  absl::StatusOr<v1::ResumeSequenceResponse> Resume(const v1::ResumeSequenceRequest& request,
+                                                    const Viewer& viewer = Viewer::All());
+  absl::StatusOr<v1::TruncateSequenceResponse> Truncate(const v1::TruncateSequenceRequest& request,
+                                                        const Viewer& viewer = Viewer::All());
+  // Those among them that are suspended.
+  void AddSuspended(const google::protobuf::RepeatedField<uint64_t>& ids,
+                    google::protobuf::RepeatedField<uint64_t>* suspended) const;
   absl::StatusOr<v1::ReadSnapshotResponse> ReadSnapshot(const v1::ReadSnapshotRequest& request);
 
   // Renews the leases of the group's sequences among these; adds the others to
@@ -123,10 +133,12 @@ class SequenceRegistry {
     int num_ranks;
     absl::Duration lease;
     absl::Time lease_end;
-    absl::Time last_use;  // its ranks' last report, or somebody's last read
+    absl::Time last_use;     // its ranks' last report, or somebody's last read
+    absl::Time last_listed;  // by a rank that has it open
     PlanState plans;
     bool disagreement_counted = false;
     int32_t incarnation = 0;
+    absl::Duration suspended = absl::ZeroDuration();  // for how long; zero: it is not
     // Of what is kept of it: the whole record, and the reports since.
     int64_t record_bytes = 0;
     int64_t report_bytes = 0;
@@ -189,6 +201,12 @@ class SequenceRegistry {
   absl::Status CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks, SequenceId id,
                            const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether ranks may have it open: they have not all finished, and were heard of lately.
+  bool MayRun(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The state that was taken first, of sequences that nobody has suspended if there are any.
+  PlanState* OldestSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Never shortens what is left of it.
+  void RenewLease(Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BoundSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::Sequence Describe(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ValidateReports(const v1::ReportPlanRequest& request)

@@ -32,6 +32,7 @@ void SequenceRegistry::Save(SequenceId id, Record& record) {
   message.set_num_ranks(record.num_ranks);
   message.set_lease_ms(absl::ToInt64Milliseconds(record.lease));
   message.set_incarnation(record.incarnation);
+  message.set_suspended_ms(absl::ToInt64Milliseconds(record.suspended));
   *message.mutable_plans() = record.plans.ToRecord();
   std::string value = message.SerializeAsString();
   record.record_bytes = static_cast<int64_t>(value.size());
@@ -94,6 +95,8 @@ absl::Status SequenceRegistry::LoadSequence(SequenceId id, std::string_view valu
   Record& record =
       AddRecord(id, message.request(), message.num_ranks(), absl::Milliseconds(message.lease_ms()));
   record.incarnation = message.incarnation();
+  record.suspended = absl::Milliseconds(message.suspended_ms());
+  record.lease_end += record.suspended;
   record.record_bytes = static_cast<int64_t>(value.size());
   next_id_ = std::max(next_id_, id + 1);
   HW_RETURN_IF_ERROR(record.plans.Load(message.plans()));

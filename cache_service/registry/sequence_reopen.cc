@@ -1,5 +1,6 @@
 // A group goes on with a sequence after a failure.
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -19,16 +20,23 @@ absl::Status CheckSame(const char* field, const Value& got, const Value& opened)
       absl::StrCat(field, " is \"", got, "\", the sequence was opened with \"", opened, "\""));
 }
 
-// The text so far, as both know it.
-absl::Status CheckTokens(const google::protobuf::RepeatedField<int32_t>& got,
-                         const std::vector<int32_t>& known) {
-  const auto count = std::min(static_cast<size_t>(got.size()), known.size());
-  const auto parts =
-      std::mismatch(known.begin(), known.begin() + static_cast<int64_t>(count), got.begin());
-  if (parts.first == known.begin() + static_cast<int64_t>(count)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("tokens[", parts.first - known.begin(), "] is ",
-                                                    *parts.second, ", the sequence has ",
-                                                    *parts.first));
+using Tokens = google::protobuf::RepeatedField<int32_t>;
+
+// How many of the first tokens are the same.
+int64_t CommonTokens(const Tokens& got, const std::vector<int32_t>& known) {
+  const auto count = std::min(static_cast<int64_t>(got.size()), static_cast<int64_t>(known.size()));
+  return std::mismatch(known.begin(), known.begin() + count, got.begin()).first - known.begin();
+}
+
+// The first `count` tokens, as far as both have them.
+absl::Status CheckTokens(const Tokens& got, const std::vector<int32_t>& known, int64_t count) {
+  const int64_t common = CommonTokens(got, known);
+  if (common >= count || common == got.size() || common == static_cast<int64_t>(known.size())) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat("tokens[", common, "] is ",
+                                                    got[static_cast<int>(common)],
+                                                    ", the sequence has ", known[common]));
 }
 
 }  // namespace
@@ -38,48 +46,69 @@ absl::Status SequenceRegistry::CheckReopen(const v1::ReopenSequenceRequest& requ
   const v1::OpenSequenceRequest& opened = record.request;
   HW_RETURN_IF_ERROR(CheckSame("group", request.group(), opened.group()));
   HW_RETURN_IF_ERROR(CheckSame("number of ranks", num_ranks, record.num_ranks));
-  HW_RETURN_IF_ERROR(CheckSame("tenant", request.tenant(), opened.tenant()));
-  HW_RETURN_IF_ERROR(CheckSame("max_tokens", request.max_tokens(), opened.max_tokens()));
+  if (!request.extends()) {
+    HW_RETURN_IF_ERROR(CheckSame("max_tokens", request.max_tokens(), opened.max_tokens()));
+  }
   HW_RETURN_IF_ERROR(CheckSame("prompt_tokens", request.prompt_tokens(), opened.prompt_tokens()));
   HW_RETURN_IF_ERROR(
       CheckSame("policy", request.policy().ShortDebugString(), opened.policy().ShortDebugString()));
   HW_RETURN_IF_ERROR(
       CheckSame("budget", request.budget().ShortDebugString(), opened.budget().ShortDebugString()));
-  HW_RETURN_IF_ERROR(CheckTokens(request.tokens(), record.plans.tokens()));
+  // A turn may go on otherwise after the prompt.
+  HW_RETURN_IF_ERROR(
+      CheckTokens(request.tokens(), record.plans.tokens(),
+                  request.extends() ? request.prompt_tokens() : request.tokens_size()));
   if (!record.plans.agreement().ok()) {
     return absl::DataLossError(record.plans.agreement().message());
   }
   if (store_.HostBytes(id) == store_.SequenceBytes(id)) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat("of its ", store_.SequenceBytes(id), " bytes only ",
-                                          store_.HostBytes(id), " are in host memory"));
+  // They were there a moment ago.
+  return absl::UnavailableError(absl::StrCat("of its ", store_.SequenceBytes(id), " bytes only ",
+                                             store_.HostBytes(id), " are in host memory"));
 }
 
 absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
     const v1::ReopenSequenceRequest& request, int num_ranks) {
   MutexLock lock(&mutex_);
   const SequenceId id = request.sequence_id();
-  HW_ASSIGN_OR_RETURN(const Records::iterator found, Find(id));
+  HW_RETURN_IF_ERROR(
+      CheckInt("max_tokens", request.max_tokens(), 1, std::numeric_limits<Position>::max()));
+  // To other tenants it is as if it were not there.
+  HW_ASSIGN_OR_RETURN(const Records::iterator found, Find(id, Viewer::Tenant(request.tenant())));
   Record& record = found->second;
   HW_RETURN_IF_ERROR(CheckReopen(request, num_ranks, id, record));
   Advance(id, record);
-  const auto snapshot = record.plans.FindSnapshot(request.max_tokens_seen());
+  int64_t known = CommonTokens(request.tokens(), record.plans.tokens());
+  const int64_t most =
+      request.extends() ? std::min(request.max_tokens_seen(), known) : request.max_tokens_seen();
+  const auto snapshot = record.plans.FindSnapshot(most);
   if (snapshot == nullptr) {
-    return absl::DataLossError(absl::StrCat("sequence ", id, " has no committed state of ",
-                                            request.max_tokens_seen(), " tokens or fewer"));
+    return absl::DataLossError(
+        absl::StrCat("sequence ", id, " has no committed state of ", most, " tokens or fewer"));
   }
+  known = std::max(known, snapshot->tokens_seen);
   snapshot_bytes_ -= record.plans.snapshot_bytes();
-  record.plans.GoBackTo(snapshot->plan,
-                        std::max<int64_t>(request.tokens_size(), snapshot->tokens_seen));
+  record.plans.GoBackTo(snapshot->plan, known);
   snapshot_bytes_ += record.plans.snapshot_bytes();
+  if (request.max_tokens() > record.request.max_tokens()) {
+    record.request.set_max_tokens(request.max_tokens());
+    record.plans.Extend(request.max_tokens());
+  }
   ++record.incarnation;
+  record.suspended = absl::ZeroDuration();
   record.lease_end = clock_.Now() + record.lease;
-  record.last_use = clock_.Now();
+  record.last_use = record.last_listed = clock_.Now();
   Save(id, record);
+  // After the record: a restart between the two finds more than it needs. What lies behind
+  // the known tokens is written anew.
+  HW_RETURN_IF_ERROR(store_.Extend(id, record.request.max_tokens()));
+  HW_RETURN_IF_ERROR(store_.Truncate(id, known));
   v1::ReopenSequenceResponse response;
   response.set_lease_ms(absl::ToInt64Milliseconds(record.lease));
   response.set_plan(snapshot->plan);
   response.set_tokens_seen(snapshot->tokens_seen);
   response.set_incarnation(record.incarnation);
+  response.set_known_tokens(known);
   return response;
 }
 

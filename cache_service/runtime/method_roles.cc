@@ -61,6 +61,9 @@ const std::map<absl::string_view, RoleSet>& Table() {
       {"/heavywater.v1.SequenceService/Open", kWorkers},
       {"/heavywater.v1.SequenceService/ReadSnapshot", kWorkers},
       {"/heavywater.v1.SequenceService/Reopen", kWorkers},
+      {"/heavywater.v1.SequenceService/Resume", kReaders},
+      {"/heavywater.v1.SequenceService/Suspend", kReaders},
+      {"/heavywater.v1.SequenceService/Truncate", kReaders},
   };
   return *table;
 }

@@ -15,6 +15,7 @@ v1::CacheConfig DefaultCacheConfig() {
   config.set_host_bytes(int64_t{1} << 30);
   config.set_sequence_lease_ms(60'000);
   config.set_rank_lease_ms(5'000);
+  config.set_suspend_ttl_ms(3'600'000);
   config.set_max_sequences(10'000);
   config.set_max_groups(64);
   config.set_drain_ms(5'000);
@@ -62,6 +63,8 @@ absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
   HW_RETURN_IF_ERROR(CheckText("slab_name", config.slab_name(), 0, kMaxNameBytes));
   HW_RETURN_IF_ERROR(CheckInt("sequence_lease_ms", config.sequence_lease_ms(), 1, kMaxLeaseMs));
   HW_RETURN_IF_ERROR(CheckInt("rank_lease_ms", config.rank_lease_ms(), 1, kMaxLeaseMs));
+  HW_RETURN_IF_ERROR(
+      CheckInt("suspend_ttl_ms", config.suspend_ttl_ms(), 1, int64_t{30} * 24 * 3'600'000));
   HW_RETURN_IF_ERROR(CheckInt("max_sequences", config.max_sequences(), 1, 10'000'000));
   HW_RETURN_IF_ERROR(ValidateTiers(config));
   HW_RETURN_IF_ERROR(CheckText("state_dir", config.state_dir(), 0, kMaxPathBytes));

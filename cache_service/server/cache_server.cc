@@ -58,6 +58,7 @@ RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time no
   options.max_groups = config.max_groups();
   options.sequence_lease = absl::Milliseconds(config.sequence_lease_ms());
   options.rank_lease = absl::Milliseconds(config.rank_lease_ms());
+  options.suspend_ttl = absl::Milliseconds(config.suspend_ttl_ms());
   options.first_epoch = FirstNumber(now);
   options.first_sequence_id = options.first_epoch;
   return options;

@@ -100,6 +100,33 @@ grpc::ServerUnaryReactor* SequenceService::Reopen(grpc::CallbackServerContext* c
   return Finish(context, std::move(reopened), response);
 }
 
+grpc::ServerUnaryReactor* SequenceService::Suspend(grpc::CallbackServerContext* context,
+                                                   const v1::SuspendSequenceRequest* request,
+                                                   v1::SuspendSequenceResponse* response) {
+  auto suspended = registry_.sequences().Suspend(*request, access_.ViewerOf(*context));
+  LogInfo("sequence suspended", {{"sequence", request->sequence_id()},
+                                 {"ttl_ms", suspended.ok() ? suspended->ttl_ms() : 0},
+                                 {"status", suspended.status().ToString()}});
+  return Finish(context, std::move(suspended), response);
+}
+
+grpc::ServerUnaryReactor* SequenceService::Resume(grpc::CallbackServerContext* context,
+                                                  const v1::ResumeSequenceRequest* request,
+                                                  v1::ResumeSequenceResponse* response) {
+  return Finish(context, registry_.sequences().Resume(*request, access_.ViewerOf(*context)),
+                response);
+}
+
+grpc::ServerUnaryReactor* SequenceService::Truncate(grpc::CallbackServerContext* context,
+                                                    const v1::TruncateSequenceRequest* request,
+                                                    v1::TruncateSequenceResponse* response) {
+  auto truncated = registry_.sequences().Truncate(*request, access_.ViewerOf(*context));
+  LogInfo("sequence goes back", {{"sequence", request->sequence_id()},
+                                 {"tokens", request->tokens()},
+                                 {"status", truncated.status().ToString()}});
+  return Finish(context, std::move(truncated), response);
+}
+
 grpc::ServerUnaryReactor* SequenceService::ReadSnapshot(grpc::CallbackServerContext* context,
                                                         const v1::ReadSnapshotRequest* request,
                                                         v1::ReadSnapshotResponse* response) {

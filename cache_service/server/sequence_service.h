@@ -31,6 +31,15 @@ class SequenceService final : public v1::SequenceService::CallbackService {
   grpc::ServerUnaryReactor* Reopen(grpc::CallbackServerContext* context,
                                    const v1::ReopenSequenceRequest* request,
                                    v1::ReopenSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* Suspend(grpc::CallbackServerContext* context,
+                                    const v1::SuspendSequenceRequest* request,
+                                    v1::SuspendSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* Resume(grpc::CallbackServerContext* context,
+                                   const v1::ResumeSequenceRequest* request,
+                                   v1::ResumeSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* Truncate(grpc::CallbackServerContext* context,
+                                     const v1::TruncateSequenceRequest* request,
+                                     v1::TruncateSequenceResponse* response) override;
   grpc::ServerUnaryReactor* ReadSnapshot(grpc::CallbackServerContext* context,
                                          const v1::ReadSnapshotRequest* request,
                                          v1::ReadSnapshotResponse* response) override;

@@ -36,6 +36,9 @@ class HostPageStore final : public PageStore {
   int TierOf(const RowRange& rows) const override;
   absl::Status Release(SequenceId sequence) override;
   void StopWriter(SequenceId sequence, int rank) override;
+  absl::Status Extend(SequenceId sequence, int64_t max_tokens) override;
+  absl::Status Truncate(SequenceId sequence, int64_t tokens) override;
+  absl::Status BringUp(SequenceId sequence) override;
   int64_t Watermark(SequenceId sequence, int rank) const override;
   bool IsWriter(SequenceId sequence, int rank) const override;
   int64_t HostBytes(SequenceId sequence) const override;
@@ -65,6 +68,8 @@ class HostPageStore final : public PageStore {
   // Puts a page back into the slab, unless it would hold more than `max_used_bytes`
   // then or the page has another place by now. It is moving until Settle().
   bool Promote(const PagePlace& place, std::span<const std::byte> bytes, int64_t max_used_bytes);
+  // Of the sequence, which counts as used just now. NOT_FOUND.
+  absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence);
   // Used and promised: what is not there for anybody else.
   int64_t TakenBytes() const;
 

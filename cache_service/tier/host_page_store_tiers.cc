@@ -1,10 +1,18 @@
 // The host tier's side of moves between tiers.
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/tier/host_page_store.h"
 
 namespace heavywater {
+namespace {
+
+absl::Status Ended(SequenceId sequence) {
+  return absl::NotFoundError(absl::StrCat("sequence ", sequence, " has ended"));
+}
+
+}  // namespace
 
 int HostPageStore::TierOf(const RowRange& rows) const {
   const absl::StatusOr<EntryPtr> entry = Find(rows.sequence);
@@ -114,6 +122,40 @@ bool HostPageStore::Promote(const PagePlace& place, std::span<const std::byte> b
   MutexLock lock(&mutex_);
   ++counters_.moved_up;
   return true;
+}
+
+absl::StatusOr<std::vector<PagePlace>> HostPageStore::PagesBelow(SequenceId sequence) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  {
+    MutexLock lock(&mutex_);
+    entry->last_use = ++use_count_;
+  }
+  MutexLock entry_lock(&entry->mutex);
+  return entry->pages.PagesBelow();
+}
+
+absl::Status HostPageStore::BringUp(SequenceId sequence) {
+  HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, PagesBelow(sequence));
+  if (below.empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(Describe(below[0].key), " is not in host memory"));
+}
+
+absl::Status HostPageStore::Truncate(SequenceId sequence, int64_t tokens) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  MutexLock entry_lock(&entry->mutex);
+  if (entry->released) return Ended(sequence);
+  entry->pages.Truncate(tokens);
+  FreePages(*entry, entry->pages.TakeUnreadable());
+  return absl::OkStatus();
+}
+
+absl::Status HostPageStore::Extend(SequenceId sequence, int64_t max_tokens) {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  MutexLock entry_lock(&entry->mutex);
+  if (entry->released) return Ended(sequence);
+  entry->pages.Extend(max_tokens);
+  Save(*entry);
+  return absl::OkStatus();
 }
 
 int64_t HostPageStore::TakenBytes() const {

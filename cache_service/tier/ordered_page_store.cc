@@ -15,6 +15,7 @@ namespace {
 // A page can move once between its place being looked up and its being read; more
 // often only where moves outrun reads.
 constexpr int kMaxLookups = 4;
+constexpr int kMaxRounds = 4;
 
 }  // namespace
 
@@ -62,13 +63,51 @@ absl::Status OrderedPageStore::ReadBelow(const PagePlace& place, const RowRange&
     ++below_[place.tier - 1].counters.hits;
     below_bytes_read_ += static_cast<int64_t>(bytes.size());
   }
-  Promote(place, page);
+  Promote(place, page, host_->slab().total_bytes() / 100 * options_.low_percent);
   return absl::OkStatus();
 }
 
-void OrderedPageStore::Promote(const PagePlace& place, std::span<const std::byte> page) {
-  const int64_t limit = host_->slab().total_bytes() / 100 * options_.low_percent;
-  if (!host_->Promote(place, page, limit)) return;
+absl::Status OrderedPageStore::BringUp(SequenceId sequence) {
+  absl::Status status;
+  // Those that were on their way down meanwhile come with the next round.
+  for (int round = 0; round < kMaxRounds; ++round) {
+    HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, host_->PagesBelow(sequence));
+    if (below.empty()) return absl::OkStatus();
+    for (const PagePlace& place : below) {
+      status = BringUpPage(place);
+      if (!status.ok() && !absl::IsNotFound(status)) return status;
+    }
+  }
+  if (!status.ok()) return status;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("sequence ", sequence, " does not fit into host memory of ",
+                   host_->slab().total_bytes(), " bytes beside what others write"));
+}
+
+absl::Status OrderedPageStore::BringUpPage(const PagePlace& place) {
+  std::vector<std::byte> page(place.page_bytes);
+  const absl::Status copied = CopyPage(place, page);
+  if (!copied.ok()) {
+    if (!absl::IsNotFound(copied)) CountFailure(place.tier, copied);
+    return copied;
+  }
+  const int64_t total = host_->slab().total_bytes();
+  for (bool tried = false; !Promote(place, page, total); tried = true) {
+    const int64_t free = total - host_->TakenBytes();
+    const bool has_room = free >= Slab::RoundUp(place.page_bytes);
+    // It moves itself: the next round has it. Or what is free is not in one piece.
+    if (has_room && tried) return absl::OkStatus();
+    if (MoveDown(kHostTier) > 0 || has_room) continue;
+    return absl::ResourceExhaustedError(absl::StrCat(Describe(place.key), " needs ",
+                                                     place.page_bytes, " bytes of host memory, ",
+                                                     free, " are free of ", total));
+  }
+  return absl::OkStatus();
+}
+
+bool OrderedPageStore::Promote(const PagePlace& place, std::span<const std::byte> page,
+                               int64_t max_used_bytes) {
+  if (!host_->Promote(place, page, max_used_bytes)) return false;
   // Until it is settled nobody can move it down again, to where it is erased now.
   const absl::Status erased = TierAt(place.tier).Erase({&place.key, 1});
   if (!erased.ok()) CountFailure(place.tier, erased);
@@ -77,6 +116,7 @@ void OrderedPageStore::Promote(const PagePlace& place, std::span<const std::byte
     ++below_[place.tier - 1].counters.moved_up;
   }
   host_->Settle(place.key);
+  return true;
 }
 
 absl::Status OrderedPageStore::Release(SequenceId sequence) {

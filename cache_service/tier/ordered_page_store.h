@@ -79,6 +79,13 @@ class OrderedPageStore final : public PageStore {
   int64_t SequenceBytes(SequenceId sequence) const override {
     return host_->SequenceBytes(sequence);
   }
+  absl::Status Extend(SequenceId sequence, int64_t max_tokens) override {
+    return host_->Extend(sequence, max_tokens);
+  }
+  absl::Status Truncate(SequenceId sequence, int64_t tokens) override {
+    return host_->Truncate(sequence, tokens);
+  }
+  absl::Status BringUp(SequenceId sequence) override;
   absl::Status MakeRoom(const absl::Status& full) override;
   PageStoreStats Stats() const override;
 
@@ -128,7 +135,9 @@ class OrderedPageStore final : public PageStore {
   bool EraseEnded(int tier);
   void EraseLater(int tier, SequenceId sequence);
   absl::Status ReadBelow(const PagePlace& place, const RowRange& rows, std::span<std::byte> bytes);
-  void Promote(const PagePlace& place, std::span<const std::byte> page);
+  // Unless the slab would hold more than that.
+  bool Promote(const PagePlace& place, std::span<const std::byte> page, int64_t max_used_bytes);
+  absl::Status BringUpPage(const PagePlace& place);
 
   // What the tier said to pages: its first refusal, or OK.
   void Note(int tier, const absl::Status& stored);

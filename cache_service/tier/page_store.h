@@ -156,6 +156,16 @@ class PageStore {
   // Ends the sequence: nothing of it can be read or written any more.
   virtual absl::Status Release(SequenceId sequence) = 0;
 
+  // Positions up to `max_tokens` may come, more than it was opened for. NOT_FOUND.
+  virtual absl::Status Extend(SequenceId sequence, int64_t max_tokens) = 0;
+  // Positions from `tokens` on can be read no more, and written anew: of a sequence that
+  // nobody writes to. Once all its ranks have stopped, pages in host memory that hold
+  // nothing else are free; others are so when the sequence is brought up or ends. NOT_FOUND.
+  virtual absl::Status Truncate(SequenceId sequence, int64_t tokens) = 0;
+  // Brings all of its pages to host memory: OK when they are there. RESOURCE_EXHAUSTED:
+  // no room; else as Read(). Waits for the tiers below: not under a lock.
+  virtual absl::Status BringUp(SequenceId sequence) = 0;
+
   // The rank will never again write to the sequence's pages in the slab.
   virtual void StopWriter(SequenceId sequence, int rank) = 0;
 

@@ -381,6 +381,8 @@ std::vector<int64_t> SequencePages::TakeUncommitted(int rank) {
   absl::erase_if(pages_, [&](const auto& item) {
     if (item.second.rank != rank || PageOfKey(item.first) * spec_.geometry.page_tokens < watermark)
       return false;
+    // Of a sequence that went back: whoever moves the page, or has it, looks for it here.
+    if (item.second.tier != kHostTier || item.second.moving) return false;
     offsets.push_back(item.second.offset);
     Touch(item.first);
     return true;
@@ -397,6 +399,23 @@ std::vector<int64_t> SequencePages::TakeAll() {
   pages_.clear();
   num_below_ = 0;
   return offsets;
+}
+
+void SequencePages::Extend(int64_t max_tokens) {
+  spec_.max_tokens = std::max(spec_.max_tokens, max_tokens);
+  NoteChange();
+}
+
+void SequencePages::Truncate(int64_t tokens) {
+  for (int rank = 0; rank < spec_.num_ranks; ++rank) {
+    if (Watermark(rank) > tokens) WatermarkCell(rank).store(tokens, std::memory_order_release);
+  }
+  for (auto& [key, entry] : pages_) {
+    const int64_t left = std::max<int64_t>(0, tokens - PageOfKey(key) * spec_.geometry.page_tokens);
+    if (entry.rows_written <= left) continue;
+    entry.rows_written = static_cast<int32_t>(left);
+    Touch(key);
+  }
 }
 
 void SequencePages::StopWriter(int rank) {

@@ -76,8 +76,12 @@ class SequencePages {
   bool all_stopped() const { return static_cast<int>(stopped_.size()) == spec_.num_ranks; }
 
   const SequenceSpec& spec() const { return spec_; }
+  void Extend(int64_t max_tokens);
+  // Positions from there on are not committed any more.
+  void Truncate(int64_t tokens);
   // --- Tiers below --- (sequence_pages_tiers.cc)
   int TierOf(const RowRange& rows) const;
+  std::vector<PagePlace> PagesBelow() const;  // those that move right now, too
   // Up to `max` pages of the tier that may leave it, marked as moving until Settle().
   // Of the host's those that are final, which are sealed by that: none unless all
   // ranks have stopped.
@@ -151,7 +155,7 @@ class SequencePages {
   absl::Status LoadSets(RecordReader& reader);
   std::atomic<int64_t>& WatermarkCell(int rank) const;
 
-  const SequenceSpec spec_;
+  SequenceSpec spec_;
   const int64_t watermarks_offset_;
   Slab& slab_;
   absl::flat_hash_map<Key, PageEntry> pages_;

@@ -19,6 +19,14 @@ int SequencePages::TierOf(const RowRange& rows) const {
   return found == pages_.end() ? kHostTier : found->second.tier;
 }
 
+std::vector<PagePlace> SequencePages::PagesBelow() const {
+  std::vector<PagePlace> places;
+  for (const auto& [key, entry] : pages_) {
+    if (entry.tier != kHostTier) places.push_back(PlaceOf(key, entry));
+  }
+  return places;
+}
+
 PagePlace SequencePages::PlaceOf(Key key, const PageEntry& entry) const {
   return {.key = {.sequence = spec_.sequence,
                   .fingerprint = spec_.fingerprint,

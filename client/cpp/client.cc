@@ -213,6 +213,43 @@ absl::Status Client::Close(uint64_t sequence_id) {
   return FromGrpc(sequences_->Close(&context, request, &response));
 }
 
+absl::StatusOr<v1::SuspendSequenceResponse> Client::Suspend(uint64_t sequence_id, int64_t ttl_ms) {
+  if (sequences_ == nullptr) return NotConnected("cache_address");
+  v1::SuspendSequenceRequest request;
+  request.set_sequence_id(sequence_id);
+  request.set_ttl_ms(ttl_ms);
+  grpc::ClientContext context;
+  SetDeadline(context, timeout_);
+  v1::SuspendSequenceResponse response;
+  const absl::Status status = FromGrpc(sequences_->Suspend(&context, request, &response));
+  if (!status.ok()) return status;
+  return response;
+}
+
+absl::Status Client::Resume(uint64_t sequence_id) {
+  if (sequences_ == nullptr) return NotConnected("cache_address");
+  v1::ResumeSequenceRequest request;
+  request.set_sequence_id(sequence_id);
+  grpc::ClientContext context;
+  SetDeadline(context, timeout_);
+  v1::ResumeSequenceResponse response;
+  return FromGrpc(sequences_->Resume(&context, request, &response));
+}
+
+absl::StatusOr<v1::TruncateSequenceResponse> Client::Truncate(uint64_t sequence_id,
+                                                              int64_t tokens) {
+  if (sequences_ == nullptr) return NotConnected("cache_address");
+  v1::TruncateSequenceRequest request;
+  request.set_sequence_id(sequence_id);
+  request.set_tokens(tokens);
+  grpc::ClientContext context;
+  SetDeadline(context, timeout_);
+  v1::TruncateSequenceResponse response;
+  const absl::Status status = FromGrpc(sequences_->Truncate(&context, request, &response));
+  if (!status.ok()) return status;
+  return response;
+}
+
 absl::StatusOr<std::vector<v1::SequenceSet>> Client::GetSets(uint64_t sequence_id,
                                                              const std::vector<int>& layers) {
   if (sequences_ == nullptr) return NotConnected("cache_address");

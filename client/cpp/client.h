@@ -75,6 +75,17 @@ class Client {
   absl::StatusOr<std::vector<v1::Sequence>> List(const std::string& group = "");
   // Ends the sequence's lease and frees its pages.
   absl::Status Close(uint64_t sequence_id);
+  // Takes the sequence off the devices and keeps it for `ttl_ms` (0: as long as the
+  // service lets). A further turn is a Generate whose request has its id in
+  // continue_sequence_id and its text so far in tokens, what it was given and has
+  // generated; new ones follow there or as a suffix.
+  absl::StatusOr<v1::SuspendSequenceResponse> Suspend(uint64_t sequence_id, int64_t ttl_ms = 0);
+  // A suspended sequence gets its ordinary lease again; a further turn does so, too.
+  absl::Status Resume(uint64_t sequence_id);
+
+  // The sequence, which must not run, goes back to its first `tokens` tokens, at least its
+  // prompt. As SequenceService::Truncate says.
+  absl::StatusOr<v1::TruncateSequenceResponse> Truncate(uint64_t sequence_id, int64_t tokens);
 
   // Heavy, recent, sink and demoted positions; `layers` empty = all.
   absl::StatusOr<std::vector<v1::SequenceSet>> GetSets(uint64_t sequence_id,

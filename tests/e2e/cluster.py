@@ -196,7 +196,7 @@ class Cluster:
         for address in self.worker_addresses:
             self.wait_ready(address)
 
-    def restart_worker(self, rank: int, host: Host | None = None) -> None:
+    def restart_worker(self, rank: int, host: Host | None = None, *, wait: bool = True) -> None:
         """In the place of one that has died: a new process at the same address, or on another host."""
         if host is not None:
             self._hosts[rank] = host
@@ -205,7 +205,8 @@ class Cluster:
             self.worker_addresses[rank] = f"{host.address}:{port}"
         flags = {**self._worker_flags[rank], "listen_address": self.worker_addresses[rank]}
         self.workers[rank] = Process(self._binary, flags, self.folder / f"rank{rank}.log", self._hosts[rank])
-        self.workers[rank].wait_for_line("listening on ")
+        if wait:
+            self.workers[rank].wait_for_line("listening on ")
 
     def is_ready(self, rank: int, service: str = "readiness") -> bool:
         stub = health_pb2_grpc.HealthStub(self.channel(self.worker_addresses[rank]))

@@ -58,7 +58,7 @@ void AdmissionQueue::FinishCancelled() {
   MutexLock lock(&mutex_);
   std::erase_if(waiting_, [](const std::shared_ptr<Generation>& generation) {
     if (!generation->responses.cancelled()) return false;
-    generation->responses.Finish(absl::CancelledError("cancelled while waiting for room"));
+    generation->responses.Finish(generation->CancelledStatus());
     return true;
   });
 }

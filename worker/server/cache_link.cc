@@ -199,6 +199,9 @@ absl::Status CacheLink::Heartbeat() {
   for (SequenceId sequence : response.unknown_sequence_ids()) {
     if (on_unknown_) on_unknown_(sequence);
   }
+  for (SequenceId sequence : response.suspended_sequence_ids()) {
+    if (on_suspended_) on_suspended_(sequence);
+  }
   return status;
 }
 
@@ -269,6 +272,11 @@ void CacheLink::NoteRenewed(SequenceId sequence, absl::Time sent) {
 void CacheLink::SetListener(std::function<void(SequenceId)> on_unknown) {
   MutexLock lock(&listener_mutex_);
   on_unknown_ = std::move(on_unknown);
+}
+
+void CacheLink::SetSuspendListener(std::function<void(SequenceId)> on_suspended) {
+  MutexLock lock(&listener_mutex_);
+  on_suspended_ = std::move(on_suspended);
 }
 
 }  // namespace heavywater

@@ -94,6 +94,8 @@ class CacheLink {
   // not know any more. One listener, which RemoveListener() takes away.
   void SetListener(std::function<void(SequenceId)> on_unknown);
   void RemoveListener() { SetListener(nullptr); }
+  // Likewise for listed sequences that are to leave the device.
+  void SetSuspendListener(std::function<void(SequenceId)> on_suspended);
 
  private:
   absl::Status JoinOnce(absl::Duration timeout, Epoch failed = 0);
@@ -123,6 +125,7 @@ class CacheLink {
   std::map<SequenceId, Listed> sequences_ ABSL_GUARDED_BY(mutex_);
   Mutex listener_mutex_;  // held during the call
   std::function<void(SequenceId)> on_unknown_ ABSL_GUARDED_BY(listener_mutex_);
+  std::function<void(SequenceId)> on_suspended_ ABSL_GUARDED_BY(listener_mutex_);
 };
 
 }  // namespace heavywater

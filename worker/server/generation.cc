@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "absl/strings/str_cat.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
@@ -19,6 +20,26 @@ bool SameQuestion(const GenerationRequest& a, const GenerationRequest& b) {
 void Generation::NoteToken(int32_t token) {
   MutexLock lock(&mutex_);
   tokens_.push_back(token);
+}
+
+void Generation::Cancel(CutOff reason) {
+  cut_off_ = reason;
+  responses.Cancel();
+}
+
+absl::Status Generation::CancelledStatus() const {
+  switch (cut_off_) {
+    case CutOff::kSuspended:
+      return absl::AbortedError(
+          absl::StrCat("sequence ", sequence,
+                       " was suspended; a Generate with continue_sequence_id goes on with it"));
+    case CutOff::kTakenOver:
+      return absl::AbortedError(
+          absl::StrCat("sequence ", sequence, " was taken over by a call that resumes it"));
+    case CutOff::kByClient:
+      break;
+  }
+  return absl::CancelledError("cancelled by the client");
 }
 
 bool Generation::IsContinuedBy(const GenerationRequest& other) const {

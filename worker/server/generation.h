@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "cache_service/base/ids.h"
 #include "cache_service/base/mutex.h"
 #include "worker/server/generation_request.h"
@@ -17,6 +18,9 @@ namespace heavywater {
 
 class Generation {
  public:
+  // Why it ends although it has not finished.
+  enum class CutOff { kByClient, kSuspended, kTakenOver };
+
   // What a slow client may leave unread.
   static constexpr size_t kMaxUnreadMessages = 256;
   static constexpr int64_t kMaxUnreadBytes = int64_t{16} << 20;
@@ -34,6 +38,11 @@ class Generation {
   // tokens are this one's, as far as both have them.
   bool IsContinuedBy(const GenerationRequest& other) const;
 
+  // It leaves the device with the next step.
+  void Cancel(CutOff reason);
+  // As its call ends then.
+  absl::Status CancelledStatus() const;
+
   const GenerationRequest request;
   const SequenceId sequence;
   const absl::Duration lease;  // as OpenedSequence says
@@ -43,6 +52,7 @@ class Generation {
   ResponseQueue responses{kMaxUnreadMessages, kMaxUnreadBytes};
 
  private:
+  std::atomic<CutOff> cut_off_ = CutOff::kByClient;
   mutable Mutex mutex_;
   std::vector<int32_t> tokens_ ABSL_GUARDED_BY(mutex_);  // new ones: the client's, and those told
 };

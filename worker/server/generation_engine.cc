@@ -7,12 +7,14 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
+#include "worker/server/turn_request.h"
 
 namespace heavywater {
 namespace {
 
 // For the step to close what a client has left.
 constexpr absl::Duration kEndTimeout = absl::Seconds(3);
+constexpr absl::Duration kReportPoll = absl::Milliseconds(10);
 
 // A text that has begun may not be turned away for good: its client comes again.
 absl::Status LaterIfResumed(bool resumed, const absl::Status& queued) {
@@ -20,11 +22,16 @@ absl::Status LaterIfResumed(bool resumed, const absl::Status& queued) {
   return absl::UnavailableError(queued.message());
 }
 
+// There is nothing left to go on with, so that its text must be computed again.
+bool IsGone(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsDataLoss(status);
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::Start(
     const v1::GenerateRequest& proto) {
-  HW_ASSIGN_OR_RETURN(GenerationRequest request, ParseGenerateRequest(proto, limits_));
+  HW_ASSIGN_OR_RETURN(GenerationRequest request, Parse(proto));
   HW_RETURN_IF_ERROR(memory_.Check(request.sequence));
   HW_RETURN_IF_ERROR(LaterIfResumed(proto.has_resume(), queue_.CheckRoom()));
   const SequenceId resumed = request.resume_sequence;
@@ -37,6 +44,33 @@ absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::Start(
   auto generation = OpenAndQueue(std::move(request), claimed);
   if (!generation.ok()) ReleaseRequestId(tenant, proto.request_id());
   return generation;
+}
+
+absl::StatusOr<GenerationRequest> GenerationEngine::Parse(const v1::GenerateRequest& proto) {
+  if (proto.continue_sequence_id() == 0) return ParseGenerateRequest(proto, limits_);
+  HW_RETURN_IF_ERROR(CheckTurn(proto));
+  // A broken stream may be one that was computed anew, as another sequence.
+  const SequenceId id =
+      proto.has_resume() ? proto.resume().sequence_id() : proto.continue_sequence_id();
+  const absl::StatusOr<v1::Sequence> known = sequences_.Get(id);
+  if (absl::IsUnavailable(known.status())) return known.status();
+  HW_ASSIGN_OR_RETURN(GenerationRequest anew, ParseGenerateRequest(proto, limits_));
+  // To other tenants it is as if it were not there. Of one without a known prompt not all is in
+  // host memory.
+  if (known.ok() && known->tenant() == anew.tenant && known->prompt_tokens() > 0) {
+    return ParseTurn(proto, *known, limits_);
+  }
+  LogWarn("a turn's text is computed anew",
+          {{"sequence", id}, {"reason", known.status().ToString()}});
+  return anew;
+}
+
+void GenerationEngine::Suspend(SequenceId sequence) {
+  MutexLock lock(&mutex_);
+  const auto running = running_.find(sequence);
+  if (running == running_.end()) return;
+  running->second->Cancel(Generation::CutOff::kSuspended);
+  queue_.Wake();
 }
 
 absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::OpenAndQueue(
@@ -59,6 +93,7 @@ absl::StatusOr<OpenedSequence> GenerationEngine::OpenSequence(const GenerationRe
   if (claimed) {
     auto reopened = Reopen(request);
     if (reopened.ok() || absl::IsUnavailable(reopened.status())) return reopened;
+    if (request.turn && !request.is_back && !IsGone(reopened.status())) return reopened;
     LogWarn("sequence is computed again from its tokens",
             {{"sequence", request.resume_sequence}, {"reason", reopened.status().ToString()}});
     // Its pages make room for the new one's.
@@ -72,7 +107,23 @@ absl::StatusOr<OpenedSequence> GenerationEngine::OpenSequence(const GenerationRe
       {.options = request.sequence, .budget = request.budget, .tenant = request.tenant});
 }
 
+void GenerationEngine::WaitForReports(SequenceId sequence) {
+  absl::Time deadline;
+  {
+    MutexLock lock(&mutex_);
+    const auto ended = ended_.find(sequence);
+    if (ended == ended_.end()) return;
+    deadline = ended->second + kEndTimeout;
+  }
+  while (absl::Now() < deadline) {
+    const absl::StatusOr<v1::Sequence> known = sequences_.Get(sequence);
+    if (!known.ok() || known->finished()) return;
+    absl::SleepFor(kReportPoll);
+  }
+}
+
 absl::StatusOr<OpenedSequence> GenerationEngine::Reopen(const GenerationRequest& request) {
+  if (request.turn) WaitForReports(request.resume_sequence);
   std::vector<int32_t> text = request.prompt;
   text.insert(text.end(), request.suffix.begin(), request.suffix.end());
   text.insert(text.end(), request.received.begin(), request.received.end());
@@ -81,7 +132,7 @@ absl::StatusOr<OpenedSequence> GenerationEngine::Reopen(const GenerationRequest&
   return sequences_.Reopen(
       request.resume_sequence,
       {.options = request.sequence, .budget = request.budget, .tenant = request.tenant}, text,
-      max_tokens_seen);
+      max_tokens_seen, request.turn);
 }
 
 absl::StatusOr<bool> GenerationEngine::ClaimSequence(const GenerationRequest& request) {
@@ -93,10 +144,9 @@ absl::StatusOr<bool> GenerationEngine::ClaimSequence(const GenerationRequest& re
     const auto running = running_.find(sequence);
     if (running == running_.end()) {
       if (claimed_.insert(sequence).second) return true;
-    } else if (!running->second->IsContinuedBy(request)) {
-      return false;
-    } else {
-      running->second->responses.Cancel();
+    } else if (request.is_back) {
+      if (!running->second->IsContinuedBy(request)) return false;
+      running->second->Cancel(Generation::CutOff::kTakenOver);
       queue_.Wake();
     }
     if (absl::Now() >= deadline) break;
@@ -119,6 +169,9 @@ void GenerationEngine::End(const Generation& generation, bool any_output) {
   ReleaseRequestId(generation.request.tenant, generation.request.request_id);
   MutexLock lock(&mutex_);
   running_.erase(generation.sequence);
+  const absl::Time now = absl::Now();
+  std::erase_if(ended_, [&](const auto& one) { return one.second + kEndTimeout < now; });
+  ended_[generation.sequence] = now;
   changed_.SignalAll();
 }
 

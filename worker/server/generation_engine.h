@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "cache_service/base/mutex.h"
 #include "heavywater/v1/generation.pb.h"
 #include "worker/server/admission_queue.h"
@@ -32,16 +33,23 @@ class GenerationEngine {
   // Once for each that was started, when its stream is over. `any_output`: the
   // client got a token, so what the service holds of it lives on.
   void End(const Generation& generation, bool any_output);
+  // The sequence leaves the device, if it runs; its call ends ABORTED.
+  void Suspend(SequenceId sequence);
   // A client has gone: the step looks sooner.
   void Wake() { queue_.Wake(); }
 
  private:
+  absl::StatusOr<GenerationRequest> Parse(const v1::GenerateRequest& proto);
   absl::StatusOr<std::shared_ptr<Generation>> OpenAndQueue(GenerationRequest request, bool claimed);
   // Of a request that continues: the sequence as it was, else one that is computed again.
   absl::StatusOr<OpenedSequence> OpenSequence(const GenerationRequest& request, bool claimed);
   absl::StatusOr<OpenedSequence> Reopen(const GenerationRequest& request);
-  // The sequence that the request resumes is its alone until ReleaseSequence(). Its
-  // client is back: what still runs for the connection that it has lost ends first.
+  // A turn may come before the last reports of the sequence have arrived: then less of its
+  // text is known, and more is computed.
+  void WaitForReports(SequenceId sequence);
+  // The sequence that the request resumes is its alone until ReleaseSequence(). Where its
+  // client is back, what still runs for the connection that it has lost ends first; a
+  // turn waits for that.
   // False: nothing is resumed, there is no cache service (then ids are those of this
   // process alone), or the id is of another request, which runs on.
   absl::StatusOr<bool> ClaimSequence(const GenerationRequest& request);
@@ -59,6 +67,7 @@ class GenerationEngine {
   std::set<std::pair<std::string, std::string>> request_ids_ ABSL_GUARDED_BY(mutex_);
   std::set<SequenceId> claimed_ ABSL_GUARDED_BY(mutex_);  // about to run again
   std::map<SequenceId, std::shared_ptr<Generation>> running_ ABSL_GUARDED_BY(mutex_);
+  std::map<SequenceId, absl::Time> ended_ ABSL_GUARDED_BY(mutex_);  // lately, and when
 };
 
 }  // namespace heavywater

@@ -109,20 +109,6 @@ absl::StatusOr<std::vector<int32_t>> ParsePrompt(const v1::GenerateRequest& prot
   return std::vector<int32_t>(proto.tokens().begin(), proto.tokens().end());
 }
 
-absl::StatusOr<std::vector<int32_t>> ParseSuffix(const v1::GenerateRequest& proto,
-                                                 const GenerationLimits& limits) {
-  if (!proto.suffix_text().empty() && !proto.suffix_tokens().empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "suffix_text has ", proto.suffix_text().size(), " bytes and suffix_tokens has ",
-        proto.suffix_tokens_size(), " ids, want at most one of the two"));
-  }
-  if (!proto.suffix_text().empty()) {
-    return InField("suffix_text", limits.tokenizer.EncodeSuffix(proto.suffix_text()));
-  }
-  HW_RETURN_IF_ERROR(CheckTokens("suffix_tokens", proto.suffix_tokens(), limits.vocab_size));
-  return std::vector<int32_t>(proto.suffix_tokens().begin(), proto.suffix_tokens().end());
-}
-
 absl::StatusOr<int> ParseNewTokens(const v1::GenerateRequest& proto,
                                    const GenerationLimits& limits) {
   HW_RETURN_IF_ERROR(CheckTokens("forced_tokens", proto.forced_tokens(), limits.vocab_size));
@@ -197,6 +183,20 @@ absl::Status CheckContext(const GenerationRequest& request, const GenerationLimi
 
 }  // namespace
 
+absl::StatusOr<std::vector<int32_t>> ParseSuffix(const v1::GenerateRequest& proto,
+                                                 const GenerationLimits& limits) {
+  if (!proto.suffix_text().empty() && !proto.suffix_tokens().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "suffix_text has ", proto.suffix_text().size(), " bytes and suffix_tokens has ",
+        proto.suffix_tokens_size(), " ids, want at most one of the two"));
+  }
+  if (!proto.suffix_text().empty()) {
+    return InField("suffix_text", limits.tokenizer.EncodeSuffix(proto.suffix_text()));
+  }
+  HW_RETURN_IF_ERROR(CheckTokens("suffix_tokens", proto.suffix_tokens(), limits.vocab_size));
+  return std::vector<int32_t>(proto.suffix_tokens().begin(), proto.suffix_tokens().end());
+}
+
 absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest& proto,
                                                        const GenerationLimits& limits) {
   GenerationRequest request;
@@ -221,6 +221,7 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
   HW_RETURN_IF_ERROR(CheckContext(request, limits));
   request.forced.assign(proto.forced_tokens().begin(), proto.forced_tokens().end());
   HW_RETURN_IF_ERROR(ParseResume(proto.resume(), limits, request));
+  request.is_back = proto.has_resume();
   request.ignore_eos = proto.ignore_eos();
   request.return_logits = proto.return_logits();
   request.return_reads = proto.return_reads();

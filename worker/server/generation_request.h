@@ -26,6 +26,8 @@ struct GenerationRequest {
   std::vector<int32_t> forced;  // empty, or max_new_tokens of them
   bool return_logits = false;
   bool return_reads = false;       // recall is on
+  bool turn = false;               // of a sequence that was opened for another request
+  bool is_back = false;            // continues a stream that broke off
   SequenceId resume_sequence = 0;  // 0: begins at its prompt
   std::vector<int32_t> received;   // new tokens that the client has: not told again
   std::string request_id;
@@ -41,6 +43,10 @@ struct GenerationLimits {
   OnHostFull on_host_full = OnHostFull::kStop;
   std::string default_policy = "snapkv_h2o";  // of requests that name none
 };
+
+// The suffix of a request, from its text or ids. INVALID_ARGUMENT naming the field.
+absl::StatusOr<std::vector<int32_t>> ParseSuffix(const v1::GenerateRequest& proto,
+                                                 const GenerationLimits& limits);
 
 // INVALID_ARGUMENT naming the field, what came and what was wanted;
 // OUT_OF_RANGE when prompt and new tokens exceed the context (at cache-relative

@@ -18,6 +18,8 @@ class RankZero {
   RankZero(const v1::WorkerConfig& config, const ModelFacts& facts, OnHostFull on_host_full,
            Worker& worker, WorkerMetrics& metrics);
 
+  ~RankZero();
+
   GenerationEngine& engine() { return engine_; }
   Scheduler& scheduler() { return scheduler_; }
   size_t num_queued() const { return queue_.size(); }
@@ -30,6 +32,7 @@ class RankZero {
   SequenceClient sequences_;
   GenerationEngine engine_;
   Scheduler scheduler_;
+  CacheLink* const link_;  // null: there is no cache service
 };
 
 }  // namespace heavywater

@@ -61,8 +61,10 @@ v1::GroupCommand RestoreCommandOf(const Generation& generation) {
   restore.set_plan(generation.opened.plan);
   restore.set_tokens_seen(generation.opened.tokens_seen);
   restore.set_incarnation(generation.opened.incarnation);
-  restore.set_known_tokens(request.sequence.prompt_tokens +
-                           static_cast<int64_t>(request.suffix.size() + request.received.size()));
+  const auto text =
+      static_cast<int64_t>(request.prompt.size() + request.suffix.size() + request.received.size());
+  // What lies in the pages behind a turn's known tokens is of another text.
+  restore.set_known_tokens(request.turn ? generation.opened.known_tokens : text);
   return command;
 }
 
@@ -128,7 +130,7 @@ absl::Status Scheduler::CloseCancelled() {
   for (size_t i = runs_.size(); i > 0; --i) {
     SequenceRun& run = *runs_[i - 1];
     if (!run.responses().cancelled()) continue;
-    HW_RETURN_IF_ERROR(End(run, absl::CancelledError("cancelled by the client")));
+    HW_RETURN_IF_ERROR(End(run, run.cancelled_status()));
   }
   return absl::OkStatus();
 }

@@ -2,6 +2,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cache_service/base/shortage.h"
@@ -14,6 +16,8 @@ namespace heavywater {
 namespace {
 
 constexpr absl::Duration kTimeout = absl::Seconds(2);
+// Its pages may have to come up from disk first.
+constexpr absl::Duration kReopenTimeout = absl::Seconds(10);
 
 constexpr int kRoomRetries = 4;
 constexpr absl::Duration kRoomRetryDelay = absl::Milliseconds(50);
@@ -85,9 +89,24 @@ absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& se
                         .lease = absl::Milliseconds(response.lease_ms())};
 }
 
+absl::StatusOr<v1::Sequence> SequenceClient::Get(SequenceId id) {
+  if (link_ == nullptr) return absl::FailedPreconditionError("there is no cache service");
+  v1::GetSequenceRequest request;
+  request.set_sequence_id(id);
+  request.set_first_token(std::numeric_limits<Position>::max());  // none: it is known how many
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  v1::Sequence response;
+  const absl::Status status = FromGrpcStatus(stub_->Get(&context, request, &response));
+  link_->Note(status);
+  if (ServiceIsAway(status)) return AsUnavailable(status);
+  HW_RETURN_IF_ERROR(status);
+  return response;
+}
+
 absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const SequenceToOpen& sequence,
                                                       const std::vector<int32_t>& text,
-                                                      int64_t max_tokens_seen) {
+                                                      int64_t max_tokens_seen, bool extends) {
   if (link_ == nullptr) return absl::FailedPreconditionError("there is no cache service");
   v1::ReopenSequenceRequest request;
   request.set_sequence_id(id);
@@ -99,9 +118,10 @@ absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const Seque
   request.set_max_tokens(sequence.options.max_tokens);
   request.set_tenant(sequence.tenant);
   request.set_max_tokens_seen(max_tokens_seen);
+  request.set_extends(extends);
   request.mutable_tokens()->Assign(text.begin(), text.end());
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kReopenTimeout));
   v1::ReopenSequenceResponse response;
   const absl::Time sent = link_->clock().Now();
   const absl::Status status = FromGrpcStatus(stub_->Reopen(&context, request, &response));
@@ -114,7 +134,8 @@ absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const Seque
                         .lease = absl::Milliseconds(response.lease_ms()),
                         .plan = response.plan(),
                         .tokens_seen = response.tokens_seen(),
-                        .incarnation = response.incarnation()};
+                        .incarnation = response.incarnation(),
+                        .known_tokens = response.known_tokens()};
 }
 
 void SequenceClient::Release(SequenceId sequence, bool discard) {

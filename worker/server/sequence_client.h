@@ -25,6 +25,7 @@ struct OpenedSequence {
   int64_t plan = 0;
   int64_t tokens_seen = 0;
   int32_t incarnation = 0;
+  int64_t known_tokens = 0;  // of its text: so many it has seen before
 
   bool restored() const { return plan > 0; }
 };
@@ -45,11 +46,16 @@ class SequenceClient {
   // Registers the sequence; its lease is renewed until Release(). UNAVAILABLE
   // when the service cannot be reached or the group is joining it anew.
   absl::StatusOr<OpenedSequence> Open(const SequenceToOpen& sequence);
+  // What is known of a sequence, with the number of its tokens, not themselves.
+  // UNAVAILABLE likewise; NOT_FOUND; without a cache service FAILED_PRECONDITION.
+  absl::StatusOr<v1::Sequence> Get(SequenceId id);
   // A sequence goes on from the newest state that has seen at most `max_tokens_seen`;
-  // `text`: its tokens so far. UNAVAILABLE likewise; else as SequenceService::Reopen
-  // says, without a cache service FAILED_PRECONDITION.
+  // `text`: its tokens so far; `extends`: as ReopenSequenceRequest says. UNAVAILABLE
+  // likewise; else as SequenceService::Reopen says, without a cache service
+  // FAILED_PRECONDITION.
   absl::StatusOr<OpenedSequence> Reopen(SequenceId id, const SequenceToOpen& sequence,
-                                        const std::vector<int32_t>& text, int64_t max_tokens_seen);
+                                        const std::vector<int32_t>& text, int64_t max_tokens_seen,
+                                        bool extends);
   // Ends a sequence that Reopen() has found to be lost (DATA_LOSS).
   void Close(SequenceId sequence);
   // The lease runs out by itself. `discard`: nothing of it is worth keeping, it

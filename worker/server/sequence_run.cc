@@ -102,6 +102,8 @@ int64_t SequenceRun::AppendTokens() const {
 std::span<const int32_t> SequenceRun::NextTokens(int64_t limit) const {
   if (!appending()) return {&next_token_, 1};
   const std::span<const int32_t> left = std::span(request().suffix).subspan(suffix_taken_);
+  // What was taken in before comes as it came then, as a rule.
+  if (tokens_seen_ < generation_->opened.known_tokens) return left.first(1);
   const int64_t count = std::min({AppendTokens(), limit, static_cast<int64_t>(left.size())});
   return left.first(static_cast<size_t>(count));
 }

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-import grpc
-
 from heavywater.client import CHANNEL_OPTIONS
 from heavywater.crc32c import crc32c
 from heavywater.errors import HeavywaterError, translated

@@ -7,12 +7,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from heavywater.chat_turns import Held, hold
 from heavywater.client import Client
 from heavywater.conversation import Conversation
 from heavywater.errors import HeavywaterError
 from heavywater.generation import Generation, Token
 from heavywater.model import Model
 from heavywater.v1 import common_pb2
+
+# What a sequence that cannot go on is refused with: the conversation can be asked as a whole.
+_COMPUTE_ANEW = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,9 @@ class Sampling:
 
 @dataclass
 class ChatSession:
-    """One conversation with one model. Each turn sends the whole conversation, as a sequence of its own; the
-    sequence of the last answer stays open, so that its sets can be seen."""
+    """One conversation with one model. A turn goes on with the sequence of the last answer where that holds most of
+    the conversation; else it sends all of it, as a sequence of its own. The last one stays open, so that its sets
+    can be seen."""
 
     client: Client
     model: Model
@@ -44,6 +49,7 @@ class ChatSession:
     sampling: Sampling = Sampling()
     conversation: Conversation = field(default_factory=Conversation)
     last: Generation | None = None  # of the last answer
+    held: Held | None = None  # by its sequence, to go on with
 
     def check(self) -> None:
         """Raises HeavywaterError where the servers would refuse every question, for its policy or otherwise."""
@@ -69,25 +75,46 @@ class ChatSession:
         if self.last is not None and self.last.sequence_id and self.client.has_cache:
             with contextlib.suppress(HeavywaterError):  # its lease may have ended it
                 self.client.close(self.last.sequence_id)
-        self.last = None
+        self.last = self.held = None
 
     def _answer(self, show: Callable[[Token], None]) -> tuple[str, bool]:
         prompt = self.model.chat(self.conversation.messages)
-        self.forget_sequence()
-        texts: list[str] = []
-        with self._generate(prompt, self.max_new_tokens) as generation:
+        tokens: list[Token] = []
+        with self._begin(prompt) as generation:
             self.last = generation
             try:
                 for token in generation:
-                    texts.append(token.text)
+                    tokens.append(token)
                     show(token)
             except KeyboardInterrupt:
-                return "".join(texts), False
-        return "".join(texts), True
+                return "".join(token.text for token in tokens), False
+        answer = "".join(token.text for token in tokens)
+        if tokens:
+            self.held = hold(self.client, generation, prompt + answer, tokens[-1])
+        return answer, True
 
-    def _generate(self, prompt: str, max_new_tokens: int) -> Generation:
+    def _begin(self, prompt: str) -> Generation:
+        held, self.held = self.held, None
+        rest = held.rest_of(prompt, self.model.encode) if held else ""
+        if held and rest:
+            generation = self._generate(held.tokens, self.max_new_tokens, rest, held.sequence_id)
+            try:
+                generation.wait_accepted()
+                return generation
+            except HeavywaterError as error:
+                generation.cancel()
+                if error.code not in _COMPUTE_ANEW:
+                    raise
+        self.forget_sequence()
+        return self._generate(prompt, self.max_new_tokens)
+
+    def _generate(
+        self, prompt: str | list[int], max_new_tokens: int, suffix: str = "", continues: int = 0
+    ) -> Generation:
         return self.client.generate(
             prompt,
+            suffix=suffix,
+            continues=continues,
             max_new_tokens=max_new_tokens,
             policy=self.policy,
             temperature=self.sampling.temperature,

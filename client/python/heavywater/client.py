@@ -125,6 +125,7 @@ class Client:
         request_id: str = "",
         tenant: str = "",
         resume_timeout_s: float = 60.0,
+        continues: int = 0,
     ) -> Generation:
         """Continues a prompt, given as text or token ids, or answers a conversation, given as messages ({"role",
         "content"} each), which the server renders with the model's chat template. The defaults are the API's.
@@ -135,6 +136,19 @@ class Client:
 
         `suffix` is appended after the policy has compressed the prompt, as a second turn
         would be; what is generated follows it. `return_reads` needs a policy with recall.
+        `continues`: a further turn of the sequence of that id, which has ended its generation
+        or was suspended. `prompt` is then its text so far as token ids, all that it was given
+        and has generated; new ones follow there or as `suffix`. The sequence goes on with the
+        cache that it had, only what is new is computed. Where the text differs from the
+        sequence's, after the prompt, it goes back to there; where the sequence is gone
+        (`Generation.sequence_id` is another then), all is computed anew. It keeps its policy:
+
+            with client.generate(ids, max_new_tokens=64) as first:
+                ids += [token.token for token in first]
+            client.suspend(first.sequence_id)  # while nobody knows when the next turn comes
+            with client.generate(ids, suffix=question, max_new_tokens=64, continues=first.sequence_id) as second:
+                answer = second.text()
+
         Above temperature 0 tokens are drawn from the `top_k` likeliest (0 = all), of those the
         fewest that have the probability `top_p` together.
         """
@@ -150,6 +164,7 @@ class Client:
             return_reads=return_reads,
             request_id=request_id,
             tenant=tenant,
+            continue_sequence_id=continues,
         )
         return Generation(wanted(self._generation, "worker").Generate, request, resume_timeout_s, self._sleep)
 
@@ -204,6 +219,31 @@ class Client:
         request = sequence_pb2.CloseSequenceRequest(sequence_id=sequence_id, request_id=uuid.uuid4().hex)
         with translated():
             wanted(self._sequences, "cache").Close(request, timeout=self._timeout_s)
+
+    def suspend(self, sequence_id: int, ttl_s: float = 0.0) -> sequence_pb2.SuspendSequenceResponse:
+        """Takes the sequence off the devices (a generation of it ends with ABORTED) and keeps it for `ttl_s`
+        (0: as long as the service lets): pages, set and scores, for `generate(..., continues=sequence_id)`."""
+        request = sequence_pb2.SuspendSequenceRequest(sequence_id=sequence_id, ttl_ms=round(1000 * ttl_s))
+        with translated():
+            response: sequence_pb2.SuspendSequenceResponse
+            response = wanted(self._sequences, "cache").Suspend(request, timeout=self._timeout_s)
+            return response
+
+    def resume(self, sequence_id: int) -> None:
+        """A suspended sequence gets its ordinary lease again. A generation that continues it does so, too."""
+        request = sequence_pb2.ResumeSequenceRequest(sequence_id=sequence_id)
+        with translated():
+            wanted(self._sequences, "cache").Resume(request, timeout=self._timeout_s)
+
+    def truncate(self, sequence_id: int, tokens: int) -> sequence_pb2.TruncateSequenceResponse:
+        """The sequence, which must not run, goes back to its first `tokens` tokens (at least its prompt): what came
+        later is forgotten, and `generate(..., continues=sequence_id)` goes on from there, with the set and the
+        scores that it had there. Raises OUT_OF_RANGE, FAILED_PRECONDITION, NOT_FOUND."""
+        request = sequence_pb2.TruncateSequenceRequest(sequence_id=sequence_id, tokens=tokens)
+        with translated():
+            response: sequence_pb2.TruncateSequenceResponse
+            response = wanted(self._sequences, "cache").Truncate(request, timeout=self._timeout_s)
+            return response
 
     def stats(self) -> admin_pb2.StatsResponse:
         """What the cache service holds, tier by tier."""

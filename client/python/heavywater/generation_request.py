@@ -29,6 +29,7 @@ def generation_request(
     return_reads: bool,
     request_id: str,
     tenant: str,
+    continue_sequence_id: int = 0,
 ) -> generation_pb2.GenerateRequest:
     """As Client.generate describes its arguments."""
     request = generation_pb2.GenerateRequest(
@@ -41,6 +42,7 @@ def generation_request(
         return_reads=return_reads,
         request_id=request_id,
         tenant=tenant,
+        continue_sequence_id=continue_sequence_id,
     )
     if isinstance(prompt, str):
         request.text = prompt

@@ -84,15 +84,39 @@ TEST_F(PlanSnapshotTest, PartsOfASnapshotAreJoinedAndAGapLeavesItIncomplete) {
   EXPECT_THAT(state_.FindSnapshot(100)->parts, ElementsAre("zero", "one"));
 }
 
-TEST_F(PlanSnapshotTest, TheLastTwoSnapshotsAreKeptAndRanksGoBackToOne) {
+TEST_F(PlanSnapshotTest, TheFirstAndTheLastTwoSnapshotsAreKept) {
+  for (int plan = 1; plan <= 6; ++plan) {
+    for (int rank = 0; rank < 2; ++rank) {
+      Apply(rank, WithSnapshot(Report(plan, 10 * plan, 1, 10 * plan), absl::StrCat(plan, rank)));
+    }
+  }
+  EXPECT_EQ(state_.FindSnapshot(9), nullptr);
+  EXPECT_EQ(state_.FindSnapshot(49)->plan, 1);
+  EXPECT_EQ(state_.FindSnapshot(59)->plan, 5);
+  EXPECT_EQ(state_.FindSnapshot(100)->plan, 6);
+}
+
+TEST_F(PlanSnapshotTest, TruncateForgetsWhatCameLaterAndKeepsWhoHasFinished) {
+  for (int plan = 1; plan <= 3; ++plan) {
+    v1::PlanReport report = WithSnapshot(Report(plan, 10 * plan, 1, 10 * plan), "zero");
+    report.set_first_token(10 * (plan - 1));
+    for (int i = 0; i < 10; ++i) report.add_tokens(plan);
+    report.set_finished(plan == 3);
+    Apply(0, report);
+    Apply(1, WithSnapshot(Report(plan, 10 * plan, 1, 10 * plan), "one"));
+  }
+  state_.Truncate(2, 25);
+  EXPECT_EQ(state_.tokens().size(), 25u);
+  EXPECT_EQ(state_.FindSnapshot(100)->plan, 2);
+  EXPECT_TRUE(state_.finished(0));
+}
+
+TEST_F(PlanSnapshotTest, RanksGoBackToASnapshot) {
   for (int plan = 1; plan <= 3; ++plan) {
     for (int rank = 0; rank < 2; ++rank) {
       Apply(rank, WithSnapshot(Report(plan, 10 * plan, 1, 10 * plan), absl::StrCat(plan, rank)));
     }
   }
-  EXPECT_EQ(state_.FindSnapshot(19), nullptr);
-  EXPECT_EQ(state_.FindSnapshot(29)->plan, 2);
-  EXPECT_EQ(state_.FindSnapshot(100)->plan, 3);
   v1::PlanReport last = Report(4, 40, 1, 40);
   last.set_finished(true);
   Apply(0, last);

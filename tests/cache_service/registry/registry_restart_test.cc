@@ -266,6 +266,21 @@ TEST_F(RegistryRestartTest, ASilentWriterOfBeforeIsWaitedForALeaseAndNoLonger) {
   EXPECT_THAT(state_.Records(), IsEmpty()) << "the group is gone, too";
 }
 
+TEST_F(RegistryRestartTest, ASuspendedSequenceStaysSuspended) {
+  const SequenceId id = Open("request");
+  Report(id, 1, 20, "state");
+  v1::SuspendSequenceRequest suspend;
+  suspend.set_sequence_id(id);
+  suspend.set_ttl_ms(600'000);
+  ASSERT_TRUE(registry_->sequences().Suspend(suspend).ok());
+  ASSERT_TRUE(Restart().ok());
+  clock_.Advance(absl::Seconds(599));
+  registry_->Tick();
+  const auto kept = registry_->sequences().Get(id);
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  EXPECT_TRUE(kept->suspended());
+}
+
 // Killed between the record of a sequence's end (or beginning) and that of its pages.
 TEST_F(RegistryRestartTest, WhatIsHalfEndedOrHalfBegunIsGone) {
   const SequenceId without_pages = Open("request");

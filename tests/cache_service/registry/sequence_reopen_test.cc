@@ -129,6 +129,17 @@ TEST_F(SequenceReopenTest, WithoutACommittedStateInReachItIsRefused) {
   EXPECT_TRUE(registry_.Reopen(Request()).ok());
 }
 
+TEST_F(SequenceReopenTest, AnotherTenantsIsAsIfItWereNotThere) {
+  SendSnapshots();
+  v1::ReopenSequenceRequest other = Request();
+  other.set_tenant("somebody else");
+  const absl::Status refused = registry_.Reopen(other).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kNotFound);
+  other.set_sequence_id(other.sequence_id() + 1);
+  EXPECT_EQ(registry_.Reopen(other).status().code(), refused.code());
+  EXPECT_THAT(std::string(refused.message()), Not(HasSubstr("tenant")));
+}
+
 TEST_F(SequenceReopenTest, WhatDiffersFromTheSequenceIsNamedWithBothValues) {
   SendSnapshots();
   v1::ReopenSequenceRequest other = Request();
@@ -137,9 +148,6 @@ TEST_F(SequenceReopenTest, WhatDiffersFromTheSequenceIsNamedWithBothValues) {
   other = Request();
   other.mutable_policy()->set_decay(0.5);
   EXPECT_THAT(Refusal(other), HasSubstr("policy"));
-  other = Request();
-  other.set_tenant("somebody else");
-  EXPECT_THAT(Refusal(other), HasSubstr("tenant"));
   other = Request();
   other.set_tokens(7, 1);
   EXPECT_THAT(Refusal(other), AllOf(HasSubstr("tokens[7]"), HasSubstr("107")));
@@ -191,6 +199,19 @@ TEST_F(SequenceReopenTest, BeyondTheBoundTheOldestStatesOfAllSequencesAreDropped
   close.set_request_id("close");
   ASSERT_TRUE(registry_.sequences().Close(close).ok());
   EXPECT_EQ(registry_.sequences().snapshot_bytes(), 0);
+}
+
+TEST_F(SequenceReopenTest, BeyondTheBoundStatesOfSuspendedSequencesAreDroppedLast) {
+  SendSnapshots();
+  v1::SuspendSequenceRequest suspend;
+  suspend.set_sequence_id(id_);
+  ASSERT_TRUE(registry_.sequences().Suspend(suspend).ok());
+  const v1::ReopenSequenceRequest first = Request();
+  open_ = TestOpen("second", epoch_);
+  id_ = registry_.Open(open_)->sequence_id();
+  for (int rank = 0; rank < kRanks; ++rank) Send(rank, Report(1, std::string(45, 'x')));
+  EXPECT_THAT(Refusal(Request(), absl::StatusCode::kDataLoss), HasSubstr("no committed state"));
+  EXPECT_TRUE(registry_.Reopen(first).ok());
 }
 
 TEST_F(SequenceReopenTest, ReopeningRenewsTheLease) {

@@ -132,6 +132,52 @@ TEST_F(DirectRankTest, ARankThatCouldNotMapTheSlabIsHeldToWhatItStreamed) {
   EXPECT_EQ(store_->Stats().used_bytes, 0) << "nobody writes in the slab";
 }
 
+TEST_F(DirectRankTest, AfterTruncateASealedPageIsWrittenAnewByWhoeverReservesItAgain) {
+  std::vector<std::byte> bytes;
+  Fill(0, 0, 32);
+  Publish(32);
+  ASSERT_TRUE(Read({1, 0, 0, 0, 32 - 16}, &bytes).ok());
+  ASSERT_TRUE(Read({1, 0, 0, 16, 16}, &bytes).ok());
+  store_->StopWriter(1, 0);
+  const int64_t used = store_->Stats().used_bytes;
+  ASSERT_TRUE(store_->Truncate(1, 10).ok());
+  EXPECT_EQ(store_->Watermark(1, 0), 10);
+  EXPECT_EQ(store_->Stats().used_bytes, used - 4 * kTestPageBytes) << "the second page of each";
+  EXPECT_TRUE(Read({1, 0, 0, 0, 10}, &bytes).ok());
+  EXPECT_EQ(Read({1, 0, 0, 0, 11}, &bytes).code(), absl::StatusCode::kOutOfRange);
+  auto reservation = store_->Reserve(kRange, /*direct=*/true);
+  ASSERT_TRUE(reservation.ok()) << reservation.status();
+  reservation_ = *std::move(reservation);
+  std::memset(Page(0, 0, 0) + 10 * 256, 7, 6 * 256);
+  Publish(16);
+  ASSERT_TRUE(Read({1, 0, 0, 15, 1}, &bytes).ok());
+  EXPECT_EQ(bytes, std::vector<std::byte>(256, std::byte{7}));
+  ASSERT_TRUE(Read({1, 0, 0, 0, 10}, &bytes).ok());
+  EXPECT_EQ(bytes, TestRows({1, 0, 0, 0, 10}));
+}
+
+TEST_F(DirectRankTest, TruncateLeavesThePagesOfARankThatMayStillWrite) {
+  Fill(0, 0, 32);
+  Publish(32);
+  const int64_t used = store_->Stats().used_bytes;
+  ASSERT_TRUE(store_->Truncate(1, 10).ok());
+  EXPECT_EQ(store_->Stats().used_bytes, used);
+  EXPECT_EQ(store_->Watermark(1, 0), 10);
+  ASSERT_TRUE(store_->Truncate(1, 20).ok());
+  EXPECT_EQ(store_->Watermark(1, 0), 10) << "it does not grow by that";
+  EXPECT_EQ(store_->Truncate(9, 1).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(DirectRankTest, AnExtendedSequenceHasRoomForMore) {
+  const PageRange beyond = {.sequence = 1, .heads = {0, 1}, .first_page = 63, .num_pages = 2};
+  EXPECT_FALSE(store_->Reserve(beyond, true).ok()) << "1000 tokens are 63 pages";
+  ASSERT_TRUE(store_->Extend(1, 1040).ok());
+  EXPECT_TRUE(store_->Reserve(beyond, true).ok());
+  ASSERT_TRUE(store_->Extend(1, 10).ok());
+  EXPECT_TRUE(store_->Reserve(beyond, true).ok()) << "it never has fewer";
+  EXPECT_EQ(store_->Extend(9, 10).code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(DirectRankTest, NonsenseInAWatermarkOpensNothingBeyondTheSequence) {
   view_->Watermark(reservation_.watermark_offset)->store(int64_t{1} << 60);
   EXPECT_EQ(store_->Watermark(1, 0), 1000);

@@ -173,6 +173,23 @@ TEST_F(ClientTest, EveryMutationCarriesARequestIdOfItsOwn) {
   EXPECT_NE(sequences_.request_ids[1], sequences_.request_ids[2]);
 }
 
+TEST_F(ClientTest, SuspendAndResumeNameTheSequence) {
+  const auto suspended = client_->Suspend(9, 5000);
+  ASSERT_TRUE(suspended.ok()) << suspended.status();
+  EXPECT_EQ(suspended->ttl_ms(), 5000);
+  EXPECT_EQ(sequences_.suspended, 9u);
+  EXPECT_EQ(client_->Resume(8).code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(client_->Resume(9).ok());
+  EXPECT_EQ(sequences_.suspended, 0u);
+}
+
+TEST_F(ClientTest, TruncateNamesTheSequenceAndTheTokensThatStay) {
+  const auto truncated = client_->Truncate(9, 40);
+  ASSERT_TRUE(truncated.ok()) << truncated.status();
+  EXPECT_EQ(truncated->tokens_seen(), 39);
+  EXPECT_EQ(sequences_.truncated, std::make_pair(uint64_t{9}, int64_t{40}));
+}
+
 TEST_F(ClientTest, ListFollowsThePages) {
   const auto sequences = client_->List();
   ASSERT_TRUE(sequences.ok()) << sequences.status();

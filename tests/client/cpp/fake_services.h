@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cache_service/base/crc32c.h"
@@ -123,6 +124,27 @@ class FakeSequences final : public v1::SequenceService::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status Suspend(grpc::ServerContext*, const v1::SuspendSequenceRequest* request,
+                       v1::SuspendSequenceResponse* response) override {
+    suspended = request->sequence_id();
+    response->set_ttl_ms(request->ttl_ms());
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Resume(grpc::ServerContext*, const v1::ResumeSequenceRequest* request,
+                      v1::ResumeSequenceResponse*) override {
+    if (request->sequence_id() != suspended) return {grpc::StatusCode::NOT_FOUND, "unknown"};
+    suspended = 0;
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Truncate(grpc::ServerContext*, const v1::TruncateSequenceRequest* request,
+                        v1::TruncateSequenceResponse* response) override {
+    truncated = {request->sequence_id(), request->tokens()};
+    response->set_tokens_seen(request->tokens() - 1);
+    return grpc::Status::OK;
+  }
+
   grpc::Status GetSets(grpc::ServerContext*, const v1::GetSetsRequest* request,
                        grpc::ServerWriter<v1::SequenceSet>* writer) override {
     for (const int layer : request->layers()) {
@@ -140,8 +162,10 @@ class FakeSequences final : public v1::SequenceService::Service {
     return grpc::Status::OK;
   }
 
-  int64_t num_tokens = 5;   // of each, two a page
-  bool lose_first = false;  // of a set in two messages
+  int64_t num_tokens = 5;                  // of each, two a page
+  uint64_t suspended = 0;                  // the last one
+  std::pair<uint64_t, int64_t> truncated;  // likewise, to so many tokens
+  bool lose_first = false;                 // of a set in two messages
   int calls = 0;
   int failures = 0;
   std::vector<std::string> request_ids;

@@ -66,6 +66,19 @@ def test_generate_sends_what_it_was_given(servers: FakeServers) -> None:
     assert (request.sampling.top_p, request.sampling.top_k) == (0.75, 7)
 
 
+def test_turns_suspend_resume_and_truncate_name_the_sequence(servers: FakeServers) -> None:
+    async def body(client: aio.Client) -> None:
+        await client.generate([1, 2, 3], max_new_tokens=1, continues=42).text()
+        assert (await client.suspend(7, ttl_s=1.5)).ttl_ms == 1500
+        assert (await client.truncate(7, 40)).tokens_seen == 39
+        assert servers.cache.suspended == {7: 1500}
+        await client.resume(7)
+
+    run(servers, body)
+    assert servers.worker.requests[0].continue_sequence_id == 42
+    assert (servers.cache.suspended, servers.cache.truncated) == ({}, {7: 40})
+
+
 def test_a_generation_that_breaks_off_goes_on_with_each_token_once(servers: FakeServers) -> None:
     servers.worker.breaks = [2, 2, 3]
     slept: list[float] = []

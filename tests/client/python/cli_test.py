@@ -40,6 +40,13 @@ def test_generate_prints_the_text_and_describes_the_run_apart_from_it(servers: F
     assert "sequence 42" in done.stderr
 
 
+def test_suspend_and_resume_say_what_they_have_done(servers: FakeServers) -> None:
+    done = run("suspend", "42", "--ttl", "90", "--cache", servers.address)
+    assert done.stdout == "sequence 42 is kept for 90 s with 20 tokens\n"
+    assert run("resume", "42", "--cache", servers.address).returncode == 0
+    assert servers.cache.suspended == {}
+
+
 def test_generate_json_is_one_object(servers: FakeServers) -> None:
     figures = run_json("generate", "abc", "-n", "4", "--address", servers.address)
     assert figures["text"] == "bcde"

@@ -114,6 +114,7 @@ class FakeWorker(generation_pb2_grpc.GenerationServiceServicer):
             full_cache_bytes=seen,
             plan=3,
         )
+        summary.counts.tokens_seen = seen + count - 1
         summary.budget.policy = request.policy.policy or "snapkv_h2o"
         if request.policy.recall or request.policy.policy == "recall":
             summary.budget.policy, summary.budget.recall_tokens = "snapkv_h2o", request.policy.recall_tokens or 64
@@ -180,6 +181,9 @@ class FakeCache(
     closed: list[int] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
     version: str = "9.9.9"
+    num_tokens: int = 20
+    suspended: dict[int, int] = field(default_factory=dict)  # for how many ms
+    truncated: dict[int, int] = field(default_factory=dict)  # to how many tokens
 
     def _refuse(self, context: grpc.ServicerContext) -> None:
         self.calls += 1
@@ -196,9 +200,15 @@ class FakeCache(
 
     def Get(self, request: sequence_pb2.GetSequenceRequest, context: grpc.ServicerContext) -> sequence_pb2.Sequence:
         self._refuse(context)
-        # 20 tokens, 8 a page.
-        tokens = range(2, 22)[request.first_token : request.first_token + 8]
-        sequence = sequence_pb2.Sequence(sequence_id=request.sequence_id, tokens=tokens, num_tokens=20)
+        # 8 a page.
+        tokens = range(2, 2 + self.num_tokens)[request.first_token : request.first_token + 8]
+        sequence = sequence_pb2.Sequence(
+            sequence_id=request.sequence_id,
+            tokens=tokens,
+            num_tokens=self.num_tokens,
+            prompt_tokens=self.num_tokens - 2,
+            finished=True,
+        )
         sequence.fingerprint.dtype = "fp32"
         sequence.fingerprint.head_dim = HEAD_DIM
         sequence.budget.policy, sequence.budget.scope = "snapkv_h2o", "layer"
@@ -223,6 +233,27 @@ class FakeCache(
         self._refuse(context)
         self.closed.append(request.sequence_id)
         return sequence_pb2.CloseSequenceResponse()
+
+    def Suspend(
+        self, request: sequence_pb2.SuspendSequenceRequest, context: grpc.ServicerContext
+    ) -> sequence_pb2.SuspendSequenceResponse:
+        self._refuse(context)
+        self.suspended[request.sequence_id] = request.ttl_ms
+        return sequence_pb2.SuspendSequenceResponse(ttl_ms=request.ttl_ms or 3_600_000, tokens_seen=20)
+
+    def Resume(
+        self, request: sequence_pb2.ResumeSequenceRequest, context: grpc.ServicerContext
+    ) -> sequence_pb2.ResumeSequenceResponse:
+        self._refuse(context)
+        del self.suspended[request.sequence_id]
+        return sequence_pb2.ResumeSequenceResponse(lease_ms=60_000)
+
+    def Truncate(
+        self, request: sequence_pb2.TruncateSequenceRequest, context: grpc.ServicerContext
+    ) -> sequence_pb2.TruncateSequenceResponse:
+        self._refuse(context)
+        self.truncated[request.sequence_id] = request.tokens
+        return sequence_pb2.TruncateSequenceResponse(tokens_seen=request.tokens - 1)
 
     def GetSets(
         self, request: sequence_pb2.GetSetsRequest, context: grpc.ServicerContext

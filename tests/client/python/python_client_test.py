@@ -140,6 +140,27 @@ def test_mutations_are_never_repeated(client: Client, servers: FakeServers, slee
     assert sleeps == []
 
 
+def test_a_turn_names_its_sequence_and_brings_the_whole_text(client: Client, servers: FakeServers) -> None:
+    client.generate([1, 2, 3], max_new_tokens=1, continues=42).text()
+    (request,) = servers.worker.requests
+    assert request.continue_sequence_id == 42
+    assert list(request.tokens) == [1, 2, 3]
+    assert not request.HasField("policy"), "it keeps its own"
+
+
+def test_suspend_and_resume_name_the_sequence_and_the_time(client: Client, servers: FakeServers) -> None:
+    assert client.suspend(7, ttl_s=1.5).ttl_ms == 1500
+    assert client.suspend(8).tokens_seen == 20
+    assert servers.cache.suspended == {7: 1500, 8: 0}
+    client.resume(7)
+    assert servers.cache.suspended == {8: 0}
+
+
+def test_truncate_names_the_sequence_and_the_tokens_that_stay(client: Client, servers: FakeServers) -> None:
+    assert client.truncate(7, 40).tokens_seen == 39
+    assert servers.cache.truncated == {7: 40}
+
+
 def test_open_adds_a_request_id_only_when_there_is_none(client: Client, servers: FakeServers) -> None:
     client.open(sequence_pb2.OpenSequenceRequest(request_id="mine"))
     client.open(sequence_pb2.OpenSequenceRequest())

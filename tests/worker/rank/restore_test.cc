@@ -131,10 +131,65 @@ class RestoreCase {
     }
   }
 
+  // The sequence goes back to some token at or behind the snapshot and on with others: as one
+  // that never saw what came there.
+  void RunBack() {
+    TestGroup gone(options_);
+    const std::vector<int32_t> prompt(tokens_.begin(), tokens_.begin() + sequence_.prompt_tokens);
+    ASSERT_TRUE(gone.OpenAndRunPrompt(kSequence, sequence_, prompt).ok());
+    const auto wanted = static_cast<int64_t>(random_() % 60);
+    std::vector<SequenceSnapshot> snapshots;
+    for (int64_t position = sequence_.prompt_tokens; position < known_tokens(); ++position) {
+      const bool due = snapshots.empty() && position >= sequence_.prompt_tokens + wanted;
+      if (due && Cache(gone, 0).CanSnapshot()) snapshots = TakeAll(gone);
+      ASSERT_TRUE(Append(gone, position).ok());
+    }
+    if (snapshots.empty()) return;
+    ++restored;
+    const int64_t seen = snapshots[0].tokens_seen;
+    const int64_t kept = seen + static_cast<int64_t>(random_() % 30);
+    const std::vector<int32_t> others = TestTokens(2, known_tokens());
+    std::copy(others.begin() + kept, others.end(), tokens_.begin() + kept);
+    TestGroup back(options_);
+    for (int rank = 0; rank < options_.world_size; ++rank) {
+      tiers_[static_cast<size_t>(rank)]->stored = kept;
+      const absl::Status status = back.cache(rank).Restore(
+          kSequence, sequence_, snapshots[static_cast<size_t>(rank)], kept);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    ExpectGoesOnAsOneThatNeverSawMore(back, prompt, seen);
+  }
+
   int restored = 0;
   bool divided = false;  // among KV heads, by scores
 
  private:
+  void ExpectGoesOnAsOneThatNeverSawMore(TestGroup& back, const std::vector<int32_t>& prompt,
+                                         int64_t seen) {
+    TestGroupOptions options = options_;
+    std::vector<std::unique_ptr<KeepingTier>> tiers;
+    for (HostTier*& tier : options.tiers) {
+      tiers.push_back(std::make_unique<KeepingTier>());
+      tier = tiers.back().get();
+    }
+    TestGroup never(options);
+    ASSERT_TRUE(never.OpenAndRunPrompt(kSequence, sequence_, prompt).ok());
+    for (int64_t position = sequence_.prompt_tokens; position < known_tokens(); ++position) {
+      ASSERT_TRUE(Append(never, position).ok());
+      if (position < seen) continue;
+      ASSERT_TRUE(Append(back, position).ok());
+      ExpectSameAttention(never, back, position);
+    }
+    for (int layer = 0; layer < options_.num_layers; ++layer) {
+      EXPECT_EQ(back.Sets(kSequence, layer), never.Sets(kSequence, layer));
+    }
+    ExpectSameStats(never, back);
+    for (size_t rank = 0; rank < tiers.size(); ++rank) {
+      for (const auto& [key, bytes] : tiers[rank]->pages()) {
+        EXPECT_EQ(tiers_[rank]->pages().at(key), bytes);
+      }
+    }
+  }
   int64_t known_tokens() const { return sequence_.prompt_tokens + 80; }
   static SequenceCache& Cache(TestGroup& group, int rank) {
     return **group.cache(rank).Find(kSequence);
@@ -196,6 +251,18 @@ TEST(RestoreTest, TheRestIsTheSameBitForBit) {
   }
   EXPECT_GT(restored, 65);
   EXPECT_GT(divided, 3);
+}
+
+TEST(RestoreTest, OneThatGoesBackAndOnOtherwiseIsAsIfItHadNeverGoneFurther) {
+  int restored = 0;
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(seed);
+    RestoreCase one(seed);
+    one.RunBack();
+    restored += one.restored;
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(restored, 45);
 }
 
 class RestoreRefusalTest : public ::testing::Test {

@@ -102,7 +102,10 @@ TEST_F(ResumeTest, AStateThatHasSeenTokensThatNobodyReceivedIsNotUsed) {
   const v1::GenerateRequest request = Bounded(SomeTokens(20, 9), 40);
   const Generated whole = group.Generate(request);
   Flush(group, 1);
+  // The last ones have; the first, of the prompt's end, has not.
   ExpectTheRest(group.Generate(Resumed(request, whole, 2)), whole, 2);
+  EXPECT_THAT(group.Metrics(0), HasSubstr("heavywater_sequences_restored_total 1"));
+  ExpectTheRest(group.Generate(Resumed(request, whole, 0)), whole, 0);
   // What it held is free.
   EXPECT_TRUE(absl::IsNotFound(service_.Get(whole.messages[0].sequence_id()).status()));
   EXPECT_THAT(group.Metrics(0), HasSubstr("heavywater_sequences_recomputed_total 1"));
@@ -154,7 +157,8 @@ TEST_F(ResumeTest, ARequestThatOnlyNamesTheIdOfARunningOneLeavesItAlone) {
   });
   EXPECT_TRUE(group.engine().Start(same).ok());
   step.join();
-  EXPECT_TRUE(absl::IsCancelled((*running)->responses.status()));
+  EXPECT_TRUE(absl::IsAborted((*running)->responses.status()));
+  EXPECT_THAT(std::string((*running)->responses.status().message()), HasSubstr("was taken over"));
 }
 
 TEST_F(ResumeTest, OfTwoThatResumeTheSameSequenceOneGetsIt) {

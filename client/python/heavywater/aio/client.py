@@ -111,6 +111,7 @@ class Client:
         request_id: str = "",
         tenant: str = "",
         resume_timeout_s: float = 60.0,
+        continues: int = 0,
     ) -> Generation:
         """Continues a prompt, as heavywater.Client.generate; nothing waits before the first token is asked for."""
         request = generation_request(
@@ -125,6 +126,7 @@ class Client:
             return_reads=return_reads,
             request_id=request_id,
             tenant=tenant,
+            continue_sequence_id=continues,
         )
         return Generation(wanted(self._generation, "worker").Generate, request, resume_timeout_s, self._sleep)
 
@@ -181,6 +183,28 @@ class Client:
         request = sequence_pb2.CloseSequenceRequest(sequence_id=sequence_id, request_id=uuid.uuid4().hex)
         with translated():
             await wanted(self._sequences, "cache").Close(request, timeout=self._timeout_s)
+
+    async def suspend(self, sequence_id: int, ttl_s: float = 0.0) -> sequence_pb2.SuspendSequenceResponse:
+        """As heavywater.Client.suspend."""
+        request = sequence_pb2.SuspendSequenceRequest(sequence_id=sequence_id, ttl_ms=round(1000 * ttl_s))
+        with translated():
+            response: sequence_pb2.SuspendSequenceResponse
+            response = await wanted(self._sequences, "cache").Suspend(request, timeout=self._timeout_s)
+            return response
+
+    async def resume(self, sequence_id: int) -> None:
+        """As heavywater.Client.resume."""
+        request = sequence_pb2.ResumeSequenceRequest(sequence_id=sequence_id)
+        with translated():
+            await wanted(self._sequences, "cache").Resume(request, timeout=self._timeout_s)
+
+    async def truncate(self, sequence_id: int, tokens: int) -> sequence_pb2.TruncateSequenceResponse:
+        """As heavywater.Client.truncate."""
+        request = sequence_pb2.TruncateSequenceRequest(sequence_id=sequence_id, tokens=tokens)
+        with translated():
+            response: sequence_pb2.TruncateSequenceResponse
+            response = await wanted(self._sequences, "cache").Truncate(request, timeout=self._timeout_s)
+            return response
 
     async def stats(self) -> admin_pb2.StatsResponse:
         """What the cache service holds, tier by tier."""

@@ -20,6 +20,7 @@ from heavywater.cli.plan_memory import plan_memory_command
 from heavywater.cli.replay import replay
 from heavywater.cli.serve import serve
 from heavywater.cli.soak import soak_command
+from heavywater.cli.suspend import resume, suspend
 from heavywater.cli.token import token
 from heavywater.cli.top import top
 from heavywater.errors import HeavywaterError
@@ -34,6 +35,8 @@ app.command()(chat)
 app.command()(inspect)
 app.command()(top)
 app.command()(diff)
+app.command()(suspend)
+app.command()(resume)
 app.command()(serve)
 app.command()(http)
 app.command()(doctor)

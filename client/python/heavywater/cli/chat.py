@@ -62,8 +62,9 @@ def chat(
 ) -> None:
     """Talk with the model, turn by turn.
 
-    The conversation lives here: each turn sends all of it, and its prompt is computed anew. /save writes it to a file,
-    from which it goes on later, on the same servers or others.
+    The conversation lives here. A question goes on with the cache of the last answer while that holds most of what is
+    asked; else the whole conversation is computed anew. /save writes it to a file, from which it goes on later, on the
+    same servers or others.
     """
     options = policy_options(policy, scope, budget, recall, recall_tokens, device_ratio)
     conversation = Conversation.load(load) if load else Conversation()
@@ -133,7 +134,7 @@ class _Terminal:
             return "stopped" if not whole else ""
         summary = last.summary
         parts = [
-            f"{summary.prompt_tokens} + {summary.new_tokens} tokens",
+            f"{summary.prompt_tokens + summary.suffix_tokens} + {summary.new_tokens} tokens",
             f"resident {summary.counts.tokens_resident:.0f} of {summary.counts.tokens_seen}",
             f"{mebibytes(summary.device_bytes_peak)} of {mebibytes(summary.full_cache_bytes)} on the device",
         ]

@@ -53,7 +53,7 @@ class ChatCommands:
     def _help(self, argument: str) -> None:
         for name, meaning in COMMANDS.items():
             self._log.print(Text.assemble((f"  /{name:8}", "bold"), meaning))
-        self._say("Each turn sends the whole conversation: its prompt is computed anew.")
+        self._say("A question goes on with the last answer's cache; a long one, or another text, is computed anew.")
 
     def _reset(self, argument: str) -> None:
         self._session.conversation.reset()
