@@ -24,10 +24,11 @@ BUDGET = {"heavy_tokens": 96, "recent_tokens": 64, "sink_tokens": 4}
 class Run:
     """One finished generation: what the service says, what the ranks dumped."""
 
-    def __init__(self, group: Cluster, folder: Path, prompt: list[int], scope: str) -> None:
-        policy = {"policy": "snapkv_h2o", "scope": scope, **BUDGET}
+    def __init__(self, group: Cluster, folder: Path, prompt: list[int], scope: str, head_budgets: str = "even") -> None:
+        policy = {"policy": "snapkv_h2o", "scope": scope, "head_budgets": head_budgets, **BUDGET}
         messages = group.generate(tokens=prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True, policy=policy)
         self.scope = scope
+        self.head_budgets = head_budgets
         self.group = group
         self.summary = summary(messages)
         self.sequence = messages[0].sequence_id
@@ -74,9 +75,9 @@ def group(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         yield started
 
 
-@pytest.fixture(scope="module", params=["layer", "kv_head"])
+@pytest.fixture(scope="module", params=["layer even", "kv_head even", "kv_head adaptive"])
 def run(group: Cluster, long_prompt: list[int], request: pytest.FixtureRequest) -> Run:
-    return Run(group, group.folder / "dumps", long_prompt[:600], request.param)
+    return Run(group, group.folder / "dumps", long_prompt[:600], *request.param.split())
 
 
 def test_sinks_heavy_recent_and_demoted_are_disjoint_and_together_all_seen_positions(run: Run) -> None:
@@ -90,7 +91,14 @@ def test_sinks_heavy_recent_and_demoted_are_disjoint_and_together_all_seen_posit
         assert not one.dropped_ranges
         assert list(one.sinks) == [0, 1, 2, 3]
         assert max(one.recent) == run.seen - 1
-        assert len(parts[0]) + len(parts[1]) + len(parts[2]) == 160
+    sizes = {(s.layer, s.kv_head): len(s.sinks) + len(s.heavy) + len(s.recent) for s in run.sets}
+    if run.head_budgets == "even":
+        assert set(sizes.values()) == {160}
+    else:
+        assert len(set(sizes.values())) > 1
+        for layer in range(LAYERS):
+            assert sum(size for (of_layer, _), size in sizes.items() if of_layer == layer) == 3 * 160
+    assert run.summary.counts.tokens_resident == 160
     assert run.summary.counts.tokens_dropped == 0
 
 
