@@ -3,8 +3,10 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <prometheus/counter.h>
+#include <prometheus/gauge.h>
 #include <prometheus/registry.h>
 
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +26,35 @@ std::shared_ptr<grpc::ServerCredentials> TlsOf(const Certificates& certificates)
                                     ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
                                     : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
   return grpc::experimental::TlsServerCredentials(options);
+}
+
+double SecondsOf(const Certificates& certificates) {
+  return absl::ToDoubleSeconds(certificates.end() - absl::UnixEpoch());
+}
+
+absl::StatusOr<std::unique_ptr<Certificates>> LoadCertificates(
+    const ServerSecurityOptions& options, const std::shared_ptr<prometheus::Registry>& metrics) {
+  prometheus::Gauge& end = prometheus::BuildGauge()
+                               .Name("heavywater_tls_certificate_end_seconds")
+                               .Help("Until when the certificate in use is valid (Unix time)")
+                               .Register(*metrics)
+                               .Add({});
+  // Known once they have been loaded first.
+  const auto loaded = std::make_shared<std::atomic<const Certificates*>>(nullptr);
+  HW_ASSIGN_OR_RETURN(auto certificates,
+                      Certificates::Create({.certificates = options.tls_cert_file,
+                                            .key = options.tls_key_file,
+                                            .roots = options.tls_client_ca_file},
+                                           options.reload_interval,
+                                           [report = ReportReloads("tls", metrics), loaded,
+                                            &end](const absl::Status& result) {
+                                             report(result);
+                                             const Certificates* const used = *loaded;
+                                             if (used != nullptr) end.Set(SecondsOf(*used));
+                                           }));
+  *loaded = certificates.get();
+  end.Set(SecondsOf(*certificates));
+  return certificates;
 }
 
 }  // namespace
@@ -104,11 +135,7 @@ ServerSecurity::~ServerSecurity() = default;
 absl::Status ServerSecurity::Load(const ServerSecurityOptions& options,
                                   const std::shared_ptr<prometheus::Registry>& metrics) {
   if (!options.tls_cert_file.empty()) {
-    HW_ASSIGN_OR_RETURN(certificates_, Certificates::Create({.certificates = options.tls_cert_file,
-                                                             .key = options.tls_key_file,
-                                                             .roots = options.tls_client_ca_file},
-                                                            options.reload_interval,
-                                                            ReportReloads("tls", metrics)));
+    HW_ASSIGN_OR_RETURN(certificates_, LoadCertificates(options, metrics));
   }
   if (options.tokens_file.empty()) return absl::OkStatus();
   HW_ASSIGN_OR_RETURN(tokens_, Tokens::Create(options.tokens_file, options.reload_interval,

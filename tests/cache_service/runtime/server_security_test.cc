@@ -143,6 +143,24 @@ TEST_F(ServerSecurityTest, UsesChangedCertificatesForNewConnections) {
               HasSubstr("heavywater_security_reloads_total{file=\"tls\",result=\"used\"}"));
 }
 
+TEST_F(ServerSecurityTest, TellsUntilWhenTheCertificateInUseIsValid) {
+  const auto end = [this] {
+    for (const auto& family : metrics_->Collect()) {
+      if (family.name != "heavywater_tls_certificate_end_seconds") continue;
+      return family.metric.at(0).gauge.value -
+             absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+    }
+    return 0.0;
+  };
+  WriteIdentity(authority_.Sign("server", absl::Hours(1)));
+  Start();
+  EXPECT_NEAR(end(), 3600, 60);
+  WriteIdentity(authority_.Sign("server", absl::Hours(5)));
+  const absl::Time deadline = absl::Now() + absl::Seconds(10);
+  while (end() < 4000 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_NEAR(end(), 5 * 3600, 60);
+}
+
 TEST_F(ServerSecurityTest, KeepsTheOldCertificateWhenTheNewOneIsBroken) {
   WriteIdentity(authority_.Sign("server"));
   Start();
