@@ -20,6 +20,10 @@
 namespace heavywater {
 namespace {
 
+// All ranks have just been seen when a group connects: one that does not come within
+// this time has died since, which Gloo does not notice by itself.
+constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
+
 // Gloo waits this many times its time-out for a connection.
 constexpr int kGlooConnectTimeouts = 5;
 
@@ -104,12 +108,12 @@ absl::StatusOr<GlooConnection> ConnectGloo(const GlooOptions& options, Rendezvou
   if (options.size == 1) return connection;
   HW_RETURN_IF_ERROR(CheckListens(options.listen_address, options.interface));
   IgnoreSigpipe();
-  const absl::Time deadline = absl::Now() + options.timeout;
+  const absl::Duration timeout = std::min(options.timeout, kConnectTimeout);
+  const absl::Time deadline = absl::Now() + timeout;
   HW_RETURN_IF_ERROR(CheckSizes(options, store, deadline));
   GlooStore gloo_store(store, absl::StrCat(options.key_prefix, "/gloo/"), deadline);
   try {
-    connection.context->setTimeout(absl::ToChronoMilliseconds(options.timeout) /
-                                   kGlooConnectTimeouts);
+    connection.context->setTimeout(absl::ToChronoMilliseconds(timeout) / kGlooConnectTimeouts);
     std::shared_ptr<gloo::transport::Device> device = CreateDevice(options);
     connection.context->connectFullMesh(gloo_store, device);
     for (int peer = 0; peer < options.size; ++peer) {

@@ -28,8 +28,8 @@ struct GlooConnection {
   std::vector<PairAddresses> pairs;  // [rank], this rank's own is of no use
 };
 
-// A connected full mesh. FAILED_PRECONDITION naming both sizes when ranks
-// expect groups of different sizes; DEADLINE_EXCEEDED naming what was missing;
+// A connected full mesh, within options.timeout and 10 s. FAILED_PRECONDITION naming both sizes
+// when ranks expect groups of different sizes; DEADLINE_EXCEEDED naming what was missing;
 // UNAVAILABLE when an address cannot be used or reached. Ignores SIGPIPE in this
 // process unless it is handled already: Gloo writes to sockets that may be closed.
 absl::StatusOr<GlooConnection> ConnectGloo(const GlooOptions& options, RendezvousStore& store);

@@ -104,7 +104,8 @@ absl::Status Configure(int fd, absl::Duration timeout) {
                   SetInt(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveIntervalSeconds) &&
                   SetInt(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepAliveProbes);
   if (ok) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, "could not configure a connection between ranks");
+  return absl::UnavailableError(
+      absl::StrCat("could not configure a connection between ranks: ", std::strerror(errno)));
 }
 
 std::string NameRanks(const std::vector<bool>& ranks) {
@@ -147,7 +148,11 @@ absl::Status PeerSockets::Add(const PairAddresses& pair, absl::Duration timeout)
   for (const int fd : OpenDescriptors()) {
     if (IsSocketOf(fd, pair)) found.push_back(fd);
   }
-  if (found.size() != 1) {
+  if (found.empty()) {
+    return absl::UnavailableError(absl::StrCat("found no socket of the pair with rank ",
+                                               fds_.size(), ": it closed while the group formed"));
+  }
+  if (found.size() > 1) {
     return absl::InternalError(absl::StrCat("found ", found.size(),
                                             " sockets of the pair with rank ", fds_.size(),
                                             " among the process's descriptors, want 1"));

@@ -28,8 +28,8 @@ class PeerSockets {
 
   // Finds a pair's connected socket among the process's descriptors and adds it
   // as the next peer's. Sets it to give up sends and receives after `timeout`, to
-  // notice a silent machine, and to stay in this process. INTERNAL when there is
-  // not exactly one such socket.
+  // notice a silent machine, and to stay in this process. UNAVAILABLE when there is
+  // no such socket: Gloo has closed it, because the peer has. INTERNAL when there are several.
   absl::Status Add(const PairAddresses& pair, absl::Duration timeout);
   // Takes the place of a peer without a connection: this rank itself.
   void AddNone() { fds_.push_back(-1); }
