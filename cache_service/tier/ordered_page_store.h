@@ -32,7 +32,7 @@ struct OrderedStoreOptions {
   absl::Duration rest = absl::Seconds(1);
   // Told, with no lock held, when a tier begins to refuse pages (why), and when it takes
   // them again (OK). Null: nobody.
-  std::function<void(const char* tier, const absl::Status& status)> on_change;
+  std::function<void(const char* tier, const absl::Status& status)> on_change = nullptr;
 };
 
 // Thread safe. Only pages of sequences that all ranks have stopped writing leave the
