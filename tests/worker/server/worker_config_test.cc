@@ -35,6 +35,7 @@ TEST(WorkerConfigTest, AGroupIsNotToldToReachARankEverywhere) {
   v1::WorkerConfig config = DefaultWorkerConfig();
   config.set_model("model.gguf");
   config.set_cache_address("127.0.0.1:7700");
+  config.set_allow_plaintext(true);
   for (const char* any : {"0.0.0.0:7701", "[::]:7701", ":7701"}) {
     config.set_size(1);
     config.set_listen_address(any);
