@@ -57,7 +57,8 @@ int64_t RecentTokens(const v1::ResolvedBudget& budget, int layer, int64_t kept) 
   const bool by_layer = layer < budget.layer_recent_tokens_size();
   const int64_t recent = by_layer ? budget.layer_recent_tokens(layer) : budget.recent_tokens();
   if (budget.head_budgets() != "adaptive" || budget.budget_tokens() == 0) return recent;
-  const int64_t even = by_layer ? budget.layer_budget_tokens(layer) : budget.budget_tokens();
+  const int64_t even = layer < budget.layer_budget_tokens_size() ? budget.layer_budget_tokens(layer)
+                                                                 : budget.budget_tokens();
   return std::max<int64_t>(recent * kept / std::max<int64_t>(even, 1), 1);
 }
 

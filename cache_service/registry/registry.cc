@@ -79,8 +79,9 @@ absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
     const v1::ReopenSequenceRequest& request) {
   HW_ASSIGN_OR_RETURN(const GroupRegistry::Formation formation,
                       groups_.Find(request.group(), request.epoch()));
-  HW_ASSIGN_OR_RETURN(const SequenceRegistry::Owner owner,
-                      sequences_.FindOwner(request.sequence_id()));
+  HW_ASSIGN_OR_RETURN(
+      const SequenceRegistry::Owner owner,
+      sequences_.FindOwner(request.sequence_id(), Viewer::Tenant(request.tenant())));
   HW_RETURN_IF_ERROR(
       CompareWithGroup(owner.fingerprint, "the sequence has", formation.fingerprint));
   // Ranks read them in place. Waits for the tiers below, so not under a lock.

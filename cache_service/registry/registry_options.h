@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "absl/time/time.h"
 
@@ -16,6 +17,8 @@ struct RegistryOptions {
   absl::Duration sequence_lease = absl::Seconds(60);  // where Open gives none
   absl::Duration rank_lease = absl::Seconds(5);
   absl::Duration suspend_ttl = absl::Hours(1);  // at most, and where Suspend gives none
+  // Of host memory that suspended sequences may hold: they make no room for others.
+  int64_t max_suspended_bytes = std::numeric_limits<int64_t>::max();
   // Numbers go up from here. The server begins at its start time, so that no id
   // or epoch of an earlier run comes again.
   uint64_t first_sequence_id = 1;

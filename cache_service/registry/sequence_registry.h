@@ -202,6 +202,8 @@ class SequenceRegistry {
                            const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether ranks may have it open: they have not all finished, and were heard of lately.
+  absl::Status CheckSuspended(SequenceId id, const Record& record) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayRun(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state that was taken first, of sequences that nobody has suspended if there are any.
   PlanState* OldestSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

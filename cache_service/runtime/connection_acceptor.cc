@@ -128,7 +128,11 @@ void ConnectionAcceptor::Stop() {
 void ConnectionAcceptor::Loop() {
   pollfd events[] = {{.fd = wake_, .events = POLLIN, .revents = 0},
                      {.fd = listener_, .events = POLLIN, .revents = 0}};
-  while (poll(events, 2, -1) >= 0 || errno == EINTR) {
+  while (!stopped_) {
+    if (poll(events, 2, -1) < 0) {
+      if (errno != EINTR) absl::SleepFor(kAcceptPause);
+      continue;
+    }
     if (events[0].revents != 0) return;
     const int connection = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (connection >= 0) {

@@ -47,6 +47,12 @@ absl::Status Store(const std::string& contents, std::unique_ptr<MemoryFile>& fil
   return absl::OkStatus();
 }
 
+// One that is being rewritten, or did not fit its disk, says nothing about who is trusted.
+absl::Status CheckNotEmpty(const char* what, const std::string& path, const std::string& contents) {
+  if (path.empty() || !contents.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(what, " is empty"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Certificates>> Certificates::Create(const CertificateFiles& files,
@@ -73,6 +79,10 @@ absl::Time Certificates::end() const {
 }
 
 absl::Status Certificates::Load() {
+  HW_RETURN_IF_ERROR(
+      CheckNotEmpty("the certificate's file", files_.certificates, seen_.certificates));
+  HW_RETURN_IF_ERROR(CheckNotEmpty("the key's file", files_.key, seen_.key));
+  HW_RETURN_IF_ERROR(CheckNotEmpty("the file of trusted certificates", files_.roots, seen_.roots));
   HW_ASSIGN_OR_RETURN(const absl::Time end, CheckPem(seen_, absl::Now()));
   if (!files_.key.empty()) HW_RETURN_IF_ERROR(Store(IdentityOf(seen_), identity_));
   if (!files_.roots.empty()) HW_RETURN_IF_ERROR(Store(seen_.roots, roots_));
@@ -91,8 +101,10 @@ void Certificates::Refresh() {
   }
   unreadable_ = absl::OkStatus();
   if (*read == seen_) return;
-  seen_ = *std::move(read);
+  PemMaterial before = std::exchange(seen_, *std::move(read));
   const absl::Status loaded = Load();
+  // What is not the files' own fault may work the next time.
+  if (!loaded.ok() && !absl::IsInvalidArgument(loaded)) seen_ = std::move(before);
   on_reload_(loaded.ok() ? loaded : Annotate(loaded, files_));
 }
 

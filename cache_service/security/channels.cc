@@ -3,6 +3,7 @@
 #include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/support/client_interceptor.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,20 @@ class TokenSender final : public grpc::experimental::Interceptor {
   const std::string authorization_;
 };
 
+constexpr size_t kMaxTokenBytes = 512;
+
+// What a header can carry: gRPC ends the process of whoever sends anything else, and says
+// what it was. INVALID_ARGUMENT without the token.
+absl::StatusOr<std::string> CleanToken(absl::string_view text) {
+  const absl::string_view token = absl::StripAsciiWhitespace(text);
+  const bool printable =
+      std::all_of(token.begin(), token.end(), [](unsigned char c) { return c > 0x20 && c < 0x7f; });
+  if (!token.empty() && token.size() <= kMaxTokenBytes && printable) return std::string(token);
+  return absl::InvalidArgumentError(
+      absl::StrCat("the token has ", token.size(), " bytes, want 1 to ", kMaxTokenBytes,
+                   " of printable ASCII without spaces, on one line"));
+}
+
 class TokenSenderFactory final : public grpc::experimental::ClientInterceptorFactoryInterface {
  public:
   explicit TokenSenderFactory(const ChannelSecurity& security)
@@ -45,11 +60,11 @@ class TokenSenderFactory final : public grpc::experimental::ClientInterceptorFac
   }
 
  private:
-  // A file that cannot be read any more: the server says that the token is wrong.
+  // A file that cannot be read any more, or has no token: the server says that it is wrong.
   std::string Token() const {
-    if (token_file_.empty()) return token_;
-    const absl::StatusOr<std::string> text = ReadSmallFile(token_file_);
-    return text.ok() ? std::string(absl::StripAsciiWhitespace(*text)) : "";
+    const absl::StatusOr<std::string> text =
+        token_file_.empty() ? absl::StatusOr<std::string>(token_) : ReadSmallFile(token_file_);
+    return text.ok() ? CleanToken(*text).value_or("") : "";
   }
 
   const std::string token_;
@@ -60,11 +75,13 @@ absl::Status CheckToken(const ChannelSecurity& security) {
   if (!security.token.empty() && !security.token_file.empty()) {
     return absl::InvalidArgumentError("token and token_file are set, want one of the two");
   }
+  if (!security.token.empty()) return CleanToken(security.token).status();
   if (security.token_file.empty()) return absl::OkStatus();
   HW_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(security.token_file));
-  if (!absl::StripAsciiWhitespace(text).empty()) return absl::OkStatus();
+  const absl::Status clean = CleanToken(text).status();
+  if (clean.ok()) return clean;
   return absl::InvalidArgumentError(
-      absl::StrCat("token_file ", security.token_file, " is empty, want a token"));
+      absl::StrCat("token_file ", security.token_file, ": ", clean.message()));
 }
 
 absl::Status CheckFiles(const ChannelSecurity& security) {
@@ -73,10 +90,12 @@ absl::Status CheckFiles(const ChannelSecurity& security) {
         absl::StrCat("of a client's certificate and key only ",
                      security.key_file.empty() ? "cert_file" : "key_file", " is set, want both"));
   }
-  if (!security.ca_file.empty() || security.cert_file.empty()) return absl::OkStatus();
+  if (!security.ca_file.empty()) return absl::OkStatus();
+  if (security.cert_file.empty() && security.server_name.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "cert_file is set without ca_file, want the file of certificates that servers are "
-      "checked with");
+      absl::StrCat(security.cert_file.empty() ? "server_name" : "cert_file",
+                   " is set without ca_file, want the file of certificates that servers are "
+                   "checked with"));
 }
 
 }  // namespace
@@ -97,7 +116,11 @@ absl::StatusOr<std::unique_ptr<Channels>> Channels::Create(const ChannelSecurity
 
 std::shared_ptr<grpc::ChannelCredentials> Channels::Credentials(
     grpc::ChannelArguments& arguments) const {
-  if (certificates_ == nullptr) return grpc::InsecureChannelCredentials();
+  if (certificates_ == nullptr) {
+    // Loopback is no loopback through somebody's proxy.
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    return grpc::InsecureChannelCredentials();
+  }
   // So long may connecting take, at least; the callers' own values are for plaintext. It has
   // no bearing on how soon a refused connection is tried again.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 3'000);

@@ -51,13 +51,14 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(const std::string& pem
                    ", want PEM (-----BEGIN CERTIFICATE-----)"));
 }
 
-absl::StatusOr<absl::Time> EndOf(const X509* certificate) {
-  std::tm end{};
-  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) != 1) {
+absl::StatusOr<absl::Time> TimeOf(const ASN1_TIME* time) {
+  std::tm parts{};
+  if (ASN1_TIME_to_tm(time, &parts) != 1) {
     ERR_clear_error();
-    return absl::InvalidArgumentError("the certificate does not say until when it is valid");
+    return absl::InvalidArgumentError(
+        "the certificate does not say from and until when it is valid");
   }
-  return absl::FromTM(end, absl::UTCTimeZone());
+  return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
 }  // namespace
@@ -82,8 +83,13 @@ absl::StatusOr<absl::Time> CheckPem(const PemMaterial& material, absl::Time now)
   ERR_clear_error();
   if (!fits) return absl::InvalidArgumentError("the key is not that of the certificate");
   for (const Certificate& certificate : chain) {
-    HW_ASSIGN_OR_RETURN(const absl::Time its_end, EndOf(certificate.get()));
+    HW_ASSIGN_OR_RETURN(const absl::Time its_end, TimeOf(X509_get0_notAfter(certificate.get())));
     end = std::min(end, its_end);
+  }
+  HW_ASSIGN_OR_RETURN(const absl::Time begin, TimeOf(X509_get0_notBefore(chain.front().get())));
+  if (begin > now) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the certificate is valid from ", absl::FormatTime(begin, absl::UTCTimeZone()), " on"));
   }
   if (end > now) return end;
   return absl::InvalidArgumentError(

@@ -128,6 +128,10 @@ absl::Status Tokens::Load(const std::string& text) {
     return absl::Status(parsed.status().code(),
                         absl::StrCat(path_, ": ", parsed.status().message()));
   }
+  // A file that is being rewritten must not shut everybody out.
+  if (parsed->empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": there is no token in it, want one"));
+  }
   auto table = std::make_shared<Table>();
   for (const auto& [hash, caller] : *parsed) {
     (*table)[KeyOf(hash)] = {hash, std::make_shared<const Caller>(caller)};

@@ -154,8 +154,10 @@ void GetBlobsStream::SendPage() {
     if (absl::IsDataLoss(status)) {
       LogError("corrupt value", {{"status", status.ToString()}});
     }
-    // A tier that is away comes back with its pages; anything else is lost.
-    if (!absl::IsUnavailable(status)) blobs_.DropLost(CurrentKey(), blob_);
+    // A tier that is away or busy has its pages still.
+    if (absl::IsNotFound(status) || absl::IsDataLoss(status)) {
+      blobs_.DropLost(CurrentKey(), blob_);
+    }
     return SendMissing();
   }
   chunk_.set_index(index_);

@@ -59,6 +59,7 @@ RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time no
   options.sequence_lease = absl::Milliseconds(config.sequence_lease_ms());
   options.rank_lease = absl::Milliseconds(config.rank_lease_ms());
   options.suspend_ttl = absl::Milliseconds(config.suspend_ttl_ms());
+  options.max_suspended_bytes = config.host_bytes() / 2;
   options.first_epoch = FirstNumber(now);
   options.first_sequence_id = options.first_epoch;
   return options;
@@ -80,7 +81,9 @@ struct CacheServer::Parts {
               clock),
         registry(MakeRegistryOptions(config, clock.Now()), store, clock, state.get()),
         blob_store(store,
-                   {.max_bytes = config.blob_bytes(), .first_sequence = FirstNumber(clock.Now())},
+                   {.max_bytes = config.blob_bytes(),
+                    .max_writing_bytes = config.host_bytes() / 4,
+                    .first_sequence = FirstNumber(clock.Now())},
                    state.get()),
         page_handlers(registry, store, config.disable_slab() ? nullptr : &store.slab(),
                       StartTierThreads()),

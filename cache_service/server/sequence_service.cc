@@ -104,9 +104,10 @@ grpc::ServerUnaryReactor* SequenceService::Suspend(grpc::CallbackServerContext* 
                                                    const v1::SuspendSequenceRequest* request,
                                                    v1::SuspendSequenceResponse* response) {
   auto suspended = registry_.sequences().Suspend(*request, access_.ViewerOf(*context));
-  LogInfo("sequence suspended", {{"sequence", request->sequence_id()},
-                                 {"ttl_ms", suspended.ok() ? suspended->ttl_ms() : 0},
-                                 {"status", suspended.status().ToString()}});
+  if (suspended.ok()) {
+    LogInfo("sequence suspended",
+            {{"sequence", request->sequence_id()}, {"ttl_ms", suspended->ttl_ms()}});
+  }
   return Finish(context, std::move(suspended), response);
 }
 
@@ -121,9 +122,10 @@ grpc::ServerUnaryReactor* SequenceService::Truncate(grpc::CallbackServerContext*
                                                     const v1::TruncateSequenceRequest* request,
                                                     v1::TruncateSequenceResponse* response) {
   auto truncated = registry_.sequences().Truncate(*request, access_.ViewerOf(*context));
-  LogInfo("sequence goes back", {{"sequence", request->sequence_id()},
-                                 {"tokens", request->tokens()},
-                                 {"status", truncated.status().ToString()}});
+  if (truncated.ok()) {
+    LogInfo("sequence goes back",
+            {{"sequence", request->sequence_id()}, {"tokens", request->tokens()}});
+  }
   return Finish(context, std::move(truncated), response);
 }
 

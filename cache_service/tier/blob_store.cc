@@ -151,8 +151,13 @@ absl::Status BlobStore::Claim(const Blob& blob) {
   absl::Status status;
   {
     MutexLock lock(&mutex_);
-    while (!FitsWith(need, 1) && !items_.empty()) dropped.push_back(DropFirst());
-    if (FitsWith(need, 1)) {
+    // Values that are being stored lie in the slab until they are whole. None is dropped for
+    // what does not fit beside them.
+    const bool fits_writers =
+        writers_bytes_ + need <= options_.max_bytes && num_writers_ < options_.max_blobs &&
+        (num_writers_ == 0 || writers_bytes_ + need <= options_.max_writing_bytes);
+    while (fits_writers && !FitsWith(need, 1) && !items_.empty()) dropped.push_back(DropFirst());
+    if (fits_writers && FitsWith(need, 1)) {
       ++num_writers_;
       writers_bytes_ += need;
     } else {

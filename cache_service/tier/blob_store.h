@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <list>
 #include <memory>
 #include <span>
@@ -38,6 +39,8 @@ struct BlobKey {
 struct BlobStoreOptions {
   int64_t max_bytes = 0;        // of all tiers together; 0: nothing may be stored
   int64_t max_blobs = 1 << 17;  // each takes up to 1 KiB beside its pages
+  // Of values that are being stored, beside the first: their pages cannot leave the slab.
+  int64_t max_writing_bytes = std::numeric_limits<int64_t>::max();
   // Numbers go up from here: none of an earlier process may come again while its pages
   // are still being erased.
   SequenceId first_sequence = 1;

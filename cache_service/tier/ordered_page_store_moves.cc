@@ -39,9 +39,10 @@ int64_t OrderedPageStore::MoveDown(int from) {
     const Batch batch = CopyBatch(from, moves.pages);
     const int64_t freed = moves.freed_bytes + MoveBatch(from, to, batch);
     // Pages that are damaged where they lie do not come again: others may move. Where a
-    // tier has refused them, the next one is asked.
+    // tier has refused them, the next one is asked; not one above it once more.
     const int next = TargetBelow(from);
-    if (freed > 0 || (batch.damaged == 0 && next == to)) return freed;
+    const bool again = next > to || (next == to && batch.damaged > 0);
+    if (freed > 0 || !again) return freed;
     to = next;
   }
   return 0;

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,25 +179,16 @@ def test_more_connections_than_there_may_be(group: Cluster, authority: certifica
 
 def test_a_crowd_of_idle_streams(group: Cluster, authority: certificates.Authority) -> None:
     """Streams of rows that never come, several connections of them."""
-
-    async def run() -> None:
-        channels = [
-            Security(ca_file=authority.ca, token="worker").aio_channel(
-                group.cache_address, (("grpc.use_local_subchannel_pool", 1),)
-            )
-            for _ in range(CROWD // 500)
-        ]
-        stubs = [page_store_pb2_grpc.PageStoreServiceStub(channel) for channel in channels]
-        calls = [stub.Write() for stub in stubs for _ in range(500)]
-        await asyncio.sleep(3)
-        assert not any(call.done() for call in calls)
-        await asyncio.to_thread(good, group, authority)
-        for call in calls:
-            call.cancel()
-        for channel in channels:
-            await channel.close()
-
-    asyncio.run(run())
+    script = str(Path(__file__).with_name("idle_streams.py"))
+    arguments = [group.cache_address, str(authority.ca), "worker", str(CROWD)]
+    with subprocess.Popen(
+        [sys.executable, script, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as streams:
+        assert streams.stdin is not None and streams.stdout is not None
+        assert streams.stdout.readline() == "open\n"
+        good(group, authority)
+        streams.stdin.close()
+        assert streams.wait(timeout=60) == 0, "none of them has ended"
 
 
 def test_wrong_tokens_and_other_tenants_ids(group: Cluster, authority: certificates.Authority) -> None:

@@ -165,7 +165,11 @@ BlockSizes LargestSizes(const RankCacheOptions& options, const Budget& budget,
   for (int layer = 0; layer < options.shape.num_layers; ++layer) {
     const std::vector<LayerBudget> largest = LargestBudgets(options, budget, layer, sequence);
     for (int i = 0; i < blocks.per_layer; ++i) {
-      sizes.Set(layer * blocks.per_layer + i, largest[i], options, sequence);
+      const int block = layer * blocks.per_layer + i;
+      sizes.Set(block, largest[i], options, sequence);
+      // Whole pages: another division may round up more of its blocks.
+      const bool whole_pages = blocks.divided && largest[i].budget_tokens == 0;
+      if (whole_pages) sizes.capacities[block] += options.shape.page_tokens;
     }
   }
   return sizes;

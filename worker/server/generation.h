@@ -40,6 +40,8 @@ class Generation {
 
   // It leaves the device with the next step.
   void Cancel(CutOff reason);
+  // It was cut off, but its sequence is wanted: suspended, or taken over by another call.
+  bool goes_on_elsewhere() const { return cut_off_ != CutOff::kByClient; }
   // As its call ends then.
   absl::Status CancelledStatus() const;
 

@@ -164,7 +164,7 @@ void GenerationEngine::ReleaseSequence(SequenceId sequence) {
 
 void GenerationEngine::End(const Generation& generation, bool any_output) {
   // What goes on is kept, whatever this call has told its client.
-  const bool keep = any_output || generation.opened.restored();
+  const bool keep = any_output || generation.opened.restored() || generation.goes_on_elsewhere();
   sequences_.Release(generation.sequence, /*discard=*/!keep || generation.restore_failed);
   ReleaseRequestId(generation.request.tenant, generation.request.request_id);
   MutexLock lock(&mutex_);

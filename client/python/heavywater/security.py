@@ -46,6 +46,12 @@ class Security:
             raise ValueError("of a client's certificate and key only one is given, want both")
         if self.cert_file and not self.ca_file:
             raise ValueError(f"cert_file is {self.cert_file} without ca_file, want the file that checks the servers")
+        if self.server_name and not self.ca_file:
+            raise ValueError(
+                f"server_name is {self.server_name} without ca_file, want the file that checks the servers"
+            )
+        if self.token:
+            _clean(self.token)
         if self.token and self.token_file:
             raise ValueError(f"token and token_file {self.token_file} are given, want one of the two")
 
@@ -88,7 +94,8 @@ class Security:
                 raise ValueError(
                     f"a token would go to {address} in plaintext, want TLS ({CA_FILE}) or a loopback address"
                 )
-            return self._with_token(insecure(address, options=options))
+            # Loopback is no loopback through somebody's proxy.
+            return self._with_token(insecure(address, options=(*options, ("grpc.enable_http_proxy", 0))))
         credentials = grpc.ssl_channel_credentials(
             _read(self.ca_file), _read(self.key_file) or None, _read(self.cert_file) or None
         )
@@ -106,8 +113,18 @@ class Security:
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with each call."""
-        token = self.token or _read(self.token_file).decode().strip()
+        token = _clean(self.token or _read(self.token_file).decode(errors="replace"))
         return (("authorization", f"Bearer {token}"),)
+
+
+def _clean(text: str) -> str:
+    """What a header can carry. The error does not show it, as grpcio's would."""
+    token = text.strip()
+    if not token or len(token) > 512 or not all("!" <= c <= "~" for c in token):
+        raise ValueError(
+            f"the token has {len(token)} characters, want 1 to 512 of printable ASCII without spaces, on one line"
+        )
+    return token
 
 
 class _TokenChannel:

@@ -113,6 +113,9 @@ topologySpreadConstraints:
   secret:
     secretName: {{ .root.Values.tokens.secretName }}
     defaultMode: 0440
+    {{- if eq .component "cache" }}
+    items: [{key: tokens, path: tokens}]  # hashes: the workers' own token is not for it
+    {{- end }}
 {{- end }}
 {{- if eq .root.Values.sharedMemory.mode "hostPath" }}
 - name: shm
