@@ -126,7 +126,7 @@ def test_what_a_bounded_cache_cannot_do_is_refused_by_name():
 
 def test_arguments_are_refused_by_name():
     model = tiny("llama")
-    with pytest.raises(TypeError, match="unknown option 'sinks', want one of: scope, sink_tokens"):
+    with pytest.raises(TypeError, match="unknown option 'sinks', want one of: scope, head_budgets"):
         heavywater.hf.attach(model, sinks=4)
     with pytest.raises(heavywater.HeavywaterError, match="want one of: full"):
         heavywater.hf.attach(model, policy="nonesuch")
