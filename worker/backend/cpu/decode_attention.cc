@@ -13,6 +13,7 @@
 #include "worker/backend/cpu/scratch.h"
 #include "worker/backend/host_memory.h"
 #include "worker/backend/pivotal.h"
+#include "worker/backend/sketch.h"
 
 namespace heavywater {
 namespace {
@@ -32,6 +33,23 @@ int64_t UnitsPerGroup(const KvShape& shape) {
 }
 
 int64_t NumBlocks(int64_t used) { return (used + kSlotBlock - 1) / kSlotBlock; }
+
+void FetchLines(const void* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) {
+    __builtin_prefetch(static_cast<const std::byte*>(from) + i, /*rw=*/0, /*locality=*/2);
+  }
+}
+
+// What the scan begins with.
+void FetchRecall(const RecallView& recall, int num_sets, int kv_head) {
+  if (recall.all || recall.num_pages == 0) return;
+  const std::span<const uint16_t> set = DemotedOfKvHead(recall, num_sets, kv_head);
+  FetchLines(set.data(), static_cast<int64_t>(set.size_bytes()));
+  const int64_t bytes = recall.sketch.page_bytes();
+  FetchLines(recall.pages[0].device_address() + kv_head * bytes, bytes);
+  FetchLines(recall.channels.device_address() + int64_t{kv_head} * recall.sketch.channels,
+             recall.sketch.channels);
+}
 
 }  // namespace
 
@@ -169,6 +187,7 @@ void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
     // What this thread probably does next, if all take equally long.
     const auto next = static_cast<size_t>(index + pool_.num_threads());
     StartBlock(shape, params, *unit);
+    FetchWhatFollows(shape, params, *unit, next < tasks_.size() ? tasks_[next].unit : nullptr);
     AttendBlock(shape, params, tasks_[index], next < tasks_.size() ? &tasks_[next] : nullptr);
     if (!FinishBlock(*unit)) return;
     if (unit->item->recall == nullptr) {
@@ -177,6 +196,19 @@ void DecodeAttention::Attend(const KvShape& shape, const AttendParams& params) {
       Recall(shape, params, *unit->leader, recalls_[thread], factors_[thread]);
     }
   });
+}
+
+// During a unit's last block: what its end and the next unit's beginning would wait for.
+void DecodeAttention::FetchWhatFollows(const KvShape& shape, const AttendParams& params, Unit& unit,
+                                       const Unit* next) {
+  std::atomic_ref<int64_t> blocks_left(unit.leader->blocks_left);
+  if (blocks_left.load(std::memory_order_relaxed) > 1) return;
+  if (unit.item->recall != nullptr) {
+    FetchRecall(*unit.item->recall, unit.item->layer.num_sets, unit.kv_head);
+  }
+  if (next == nullptr || next == &unit) return;
+  FetchLines(params.queries.device_address() + next->OffsetOf(shape, 0),
+             next->num_rows * shape.head_dim * int64_t{sizeof(float)});
 }
 
 // Every part is large enough for any of the units.

@@ -49,6 +49,8 @@ class DecodeAttention {
                   std::vector<double>& factors);
   void Recall(const KvShape& shape, const AttendParams& params, Unit& leader,
               RecallAttention& recall, std::vector<double>& factors);
+  static void FetchWhatFollows(const KvShape& shape, const AttendParams& params, Unit& unit,
+                               const Unit* next);
   void StartBlock(const KvShape& shape, const AttendParams& params, Unit& unit);
   bool FinishBlock(Unit& unit);
   void Release(Unit& unit);

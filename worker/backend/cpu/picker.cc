@@ -73,13 +73,17 @@ void Picker::Prepare(const PickerQuery& query) {
   float* lse = others + num_heads * num_others;
   const uint8_t* channels =
       query.recall->channels.device_address() + int64_t{query.kv_head} * sketch.channels;
+  uint16_t other_channels[kMaxKvHeadDim];
+  ForOtherChannels(sketch, channels, [&](int channel, int index) {
+    other_channels[index] = static_cast<uint16_t>(channel);
+  });
+  const int num_other_channels = sketch.head_dim - sketch.channels;
   for (int64_t head = 0; head < num_heads; ++head) {
     const float* from = query.queries[head];
     float* to = chosen + head * num_chosen;
     for (int i = 0; i < sketch.channels; ++i) to[i] = from[channels[i]];
     float* to_others = others + head * num_others;
-    ForOtherChannels(sketch, channels,
-                     [&](int channel, int index) { to_others[index] = from[channel]; });
+    for (int i = 0; i < num_other_channels; ++i) to_others[i] = from[other_channels[i]];
     lse[head] = static_cast<float>(query.lse[head]);
   }
   scan_.sketch = sketch;
