@@ -146,6 +146,26 @@ TEST(DividedScratchTest, WhatIsAllocatedStaysWithinWhatWasReserved) {
   }
 }
 
+// Without a bound on new tokens each KV head has whole pages: alike, eight heads may round up
+// more of them than the division with the largest one does.
+TEST(DividedScratchTest, WholePagesOfAnyDivisionStayWithinWhatWasReserved) {
+  for (const int kept : {20, 33, 40, 48}) {
+    TestGroupOptions options;
+    options.num_layers = 48;
+    options.kv_heads = 8;
+    options.query_heads = 8;
+    SequenceOptions sequence =
+        TestSequence(Policy::kSnapKv, Scope::kKvHead, kept, 4, 80, /*more_tokens=*/6);
+    sequence.policy.head_budgets = HeadBudgets::kAdaptive;
+    sequence.policy.head_budget_floor = 0.2;
+    sequence.policy.window = 4;
+    sequence.policy.sink_tokens = 0;
+    TestGroup group(options);
+    const absl::Status status = group.OpenAndRunPrompt(1, sequence, TestTokens(1, 80));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST(DividedScratchTest, ARankOfManyReservesForTheMostThatItsHeadCanGet) {
   TestGroupOptions options;
   options.world_size = 3;
