@@ -113,6 +113,16 @@ TEST_F(TokensFileTest, KeepsWhatItHasWhenTheNewFileIsBrokenAndSaysSoOnce) {
   EXPECT_NE(tokens_->Find("b"), nullptr);
 }
 
+TEST_F(TokensFileTest, AFileWithoutTokensShutsNobodyOut) {
+  Start(Line("a", "client team-a"));
+  folder_.Write("tokens", "# being written\n");
+  WaitFor(refused_);
+  EXPECT_NE(tokens_->Find("a"), nullptr);
+  const auto none = Tokens::Create(folder_.Write("none", ""), absl::Seconds(1), [](auto&) {});
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(none.status().message()), HasSubstr("no token"));
+}
+
 TEST_F(TokensFileTest, RefusesAFileThatIsNotThereNamingIt) {
   const auto tokens = Tokens::Create(folder_.path("none"), absl::Seconds(1), [](auto&) {});
   EXPECT_EQ(tokens.status().code(), absl::StatusCode::kInvalidArgument);

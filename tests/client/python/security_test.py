@@ -96,6 +96,16 @@ def test_halves_are_refused(fields: dict[str, str], words: str) -> None:
         Security(**fields)
 
 
+@pytest.mark.parametrize("token", ["se cret", "secret\nother", "secr\u00e9t", "s" * 513])
+def test_a_token_that_no_header_carries_is_refused_without_showing_it(token: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="want 1 to 512 of printable ASCII") as refused:
+        Security(token=token)
+    assert token not in str(refused.value)
+    (tmp_path / "token").write_text(token)
+    with pytest.raises(ValueError, match="want 1 to 512 of printable ASCII"):
+        Security(token_file=tmp_path / "token").metadata()
+
+
 def test_it_never_shows_its_token() -> None:
     assert "secret" not in repr(Security(token="secret"))
     assert "secret" not in str(Security(token="secret"))
