@@ -9,6 +9,7 @@
 #include "cache_service/registry/validate.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
+#include "cache_service/server/run_in_tier.h"
 
 namespace heavywater {
 namespace {
@@ -132,19 +133,9 @@ void GetBlobsStream::SendNext() {
     blob_ = *found;
   }
   // The stream lives until Finish(), so that work which waits for a tier finds it.
-  const absl::Status started = RunInTier(blobs_.TierOf(blob_, page_), [this] { SendPage(); });
+  const absl::Status started =
+      RunInTier(tier_threads_, blobs_.TierOf(blob_, page_), [this] { SendPage(); });
   if (!started.ok()) Finish(ToGrpcStatus(started));
-}
-
-absl::Status GetBlobsStream::RunInTier(int tier, std::function<void()> work) {
-  if (tier == kHostTier || tier > static_cast<int>(tier_threads_.size())) {
-    work();
-    return absl::OkStatus();
-  }
-  const absl::Status queued = tier_threads_[tier - 1]->Schedule(std::move(work));
-  if (queued.ok()) return queued;
-  return absl::UnavailableError(
-      absl::StrCat("tier ", tier, " below host memory: ", queued.message()));
 }
 
 void GetBlobsStream::SendPage() {

@@ -59,7 +59,6 @@ class GetBlobsStream final : public grpc::ServerWriteReactor<v1::GetBlobsRespons
   void SendPage();
   void SendMissing();
   BlobKey CurrentKey() const { return {request_.space(), request_.keys(index_)}; }
-  absl::Status RunInTier(int tier, std::function<void()> work);
 
   BlobStore& blobs_;
   const std::vector<Executor*>& tier_threads_;

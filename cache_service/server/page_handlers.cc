@@ -9,6 +9,7 @@
 #include "cache_service/base/status.h"
 #include "cache_service/registry/layout.h"
 #include "cache_service/registry/validate.h"
+#include "cache_service/server/run_in_tier.h"
 
 namespace heavywater {
 namespace {
@@ -118,14 +119,7 @@ absl::Status PageHandlers::RunForChunk(const v1::ReadRequest& request, int64_t d
                                   .layer = request.layer(),
                                   .kv_head = request.kv_head(),
                                   .first_position = request.first_position() + done});
-  if (tier == kHostTier || tier > static_cast<int>(tier_threads_.size())) {
-    work();
-    return absl::OkStatus();
-  }
-  const absl::Status queued = tier_threads_[tier - 1]->Schedule(std::move(work));
-  if (queued.ok()) return queued;
-  return absl::UnavailableError(
-      absl::StrCat("tier ", tier, " below host memory: ", queued.message()));
+  return RunInTier(tier_threads_, tier, std::move(work));
 }
 
 absl::StatusOr<int64_t> PageHandlers::NextChunk(const v1::ReadRequest& request, int64_t done,
