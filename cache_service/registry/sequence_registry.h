@@ -200,10 +200,11 @@ class SequenceRegistry {
   Records::iterator End(Records::iterator record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks, SequenceId id,
                            const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status KeepInHostMemory(SequenceId id, int64_t max_tokens);
   void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether ranks may have it open: they have not all finished, and were heard of lately.
   absl::Status CheckSuspended(SequenceId id, const Record& record) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether ranks may have it open: they have not all finished, and were heard of lately.
   bool MayRun(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state that was taken first, of sequences that nobody has suspended if there are any.
   PlanState* OldestSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

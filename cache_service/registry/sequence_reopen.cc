@@ -61,8 +61,14 @@ absl::Status SequenceRegistry::CheckReopen(const v1::ReopenSequenceRequest& requ
   if (!record.plans.agreement().ok()) {
     return absl::DataLossError(record.plans.agreement().message());
   }
+  return absl::OkStatus();
+}
+
+// The ranks read them in place, as soon as there is room for the sequence on the devices. They
+// were there a moment ago.
+absl::Status SequenceRegistry::KeepInHostMemory(SequenceId id, int64_t max_tokens) {
+  HW_RETURN_IF_ERROR(store_.Extend(id, max_tokens));
   if (store_.HostBytes(id) == store_.SequenceBytes(id)) return absl::OkStatus();
-  // They were there a moment ago.
   return absl::UnavailableError(absl::StrCat("of its ", store_.SequenceBytes(id), " bytes only ",
                                              store_.HostBytes(id), " are in host memory"));
 }
@@ -86,6 +92,8 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
     return absl::DataLossError(
         absl::StrCat("sequence ", id, " has no committed state of ", most, " tokens or fewer"));
   }
+  HW_RETURN_IF_ERROR(
+      KeepInHostMemory(id, std::max(request.max_tokens(), record.request.max_tokens())));
   known = std::max(known, snapshot->tokens_seen);
   snapshot_bytes_ -= record.plans.snapshot_bytes();
   record.plans.GoBackTo(snapshot->plan, known);
@@ -101,7 +109,6 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   Save(id, record);
   // After the record: a restart between the two finds more than it needs. What lies behind
   // the known tokens is written anew.
-  HW_RETURN_IF_ERROR(store_.Extend(id, record.request.max_tokens()));
   HW_RETURN_IF_ERROR(store_.Truncate(id, known));
   v1::ReopenSequenceResponse response;
   response.set_lease_ms(absl::ToInt64Milliseconds(record.lease));

@@ -140,6 +140,7 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
   }
   if (direct && !streamers_.contains(range.rank)) writers_.insert(range.rank);
   stopped_.erase(range.rank);
+  awaits_writers_ = false;
   NoteChange();
   return reservation;
 }
@@ -403,6 +404,7 @@ std::vector<int64_t> SequencePages::TakeAll() {
 
 void SequencePages::Extend(int64_t max_tokens) {
   spec_.max_tokens = std::max(spec_.max_tokens, max_tokens);
+  awaits_writers_ = true;
   NoteChange();
 }
 

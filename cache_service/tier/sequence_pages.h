@@ -76,6 +76,7 @@ class SequencePages {
   bool all_stopped() const { return static_cast<int>(stopped_.size()) == spec_.num_ranks; }
 
   const SequenceSpec& spec() const { return spec_; }
+  // More tokens will come: pages stay in the slab until ranks have written, and stopped again.
   void Extend(int64_t max_tokens);
   // Positions from there on are not committed any more.
   void Truncate(int64_t tokens);
@@ -166,6 +167,7 @@ class SequencePages {
   absl::flat_hash_set<int> writers_;    // may be writing in the slab
   absl::flat_hash_set<int> streamers_;  // have used Write(), so write nothing in the slab
   absl::flat_hash_set<int> stopped_;
+  bool awaits_writers_ = false;  // since Extend(), until the first one reserves
   bool tracks_ = false;
   bool changed_ = false;      // anything but pages_
   std::vector<Key> touched_;  // of pages_; also those that are gone

@@ -45,7 +45,8 @@ bool SequencePages::MayLeave(Key key, const PageEntry& entry, int from) const {
 
 std::vector<PagePlace> SequencePages::BeginMoves(int from, int64_t max) {
   std::vector<PagePlace> places;
-  if (from == kHostTier && (!all_stopped() || num_host_pages() == 0)) return places;
+  const bool may_leave_host = all_stopped() && !awaits_writers_;
+  if (from == kHostTier && (!may_leave_host || num_host_pages() == 0)) return places;
   if (from != kHostTier && num_below_ == 0) return places;
   for (auto& [key, entry] : pages_) {
     if (static_cast<int64_t>(places.size()) == max) break;
@@ -87,7 +88,8 @@ Relocation SequencePages::Relocate(const PagePlace& place, int to,
   HW_CHECK(entry->moving && entry->tier == place.tier);
   if (place.tier == kHostTier) {
     // A rank that has come back may have written to it since it was copied.
-    if (!all_stopped() || !entry->sealed || entry->crc != place.crc32c) return Relocation::kKept;
+    if (!all_stopped() || awaits_writers_ || !entry->sealed || entry->crc != place.crc32c)
+      return Relocation::kKept;
     *free_offset = entry->offset;
     ++num_below_;
   }

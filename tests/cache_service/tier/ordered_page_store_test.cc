@@ -249,6 +249,25 @@ TEST_F(OrderedPageStoreTest, ASequenceThatEndsWhileItsPagesMoveLeavesNothingBehi
   ExpectAllRows(2, 32);
 }
 
+TEST_F(OrderedPageStoreTest, ASequenceThatIsToGoOnStaysInTheSlabUntilItsRanksHaveWrittenAgain) {
+  Make(20);
+  WriteAndFinish(1, 32);
+  ASSERT_TRUE(store_->Extend(1, 2000).ok());
+  WriteAndFinish(2, 32);
+  TurnUntilIdle();
+  EXPECT_EQ(store_->HostBytes(1), 8 * kTestPageBytes) << "the colder one, but it is awaited";
+  EXPECT_LT(store_->HostBytes(2), 8 * kTestPageBytes);
+  ASSERT_TRUE(
+      store_->Reserve({.sequence = 1, .heads = {0, 2}, .num_pages = 2}, /*direct=*/false).ok());
+  store_->StopWriter(1, 0);
+  WriteAndFinish(3, 32);
+  TurnUntilIdle();
+  EXPECT_LT(store_->HostBytes(1), 8 * kTestPageBytes);
+  ExpectAllRows(1, 32);
+  ExpectAllRows(2, 32);
+  ExpectBalanced();
+}
+
 TEST_F(OrderedPageStoreTest, ARankThatComesBackKeepsItsPagesInTheSlab) {
   Make(20);
   WriteAndFinish(1, 24);
