@@ -111,8 +111,13 @@ class Process:
         self._log_file.close()
 
 
+def plaintext(address: str) -> dict[str, object]:
+    """What a server needs to listen there without TLS."""
+    return {} if address.startswith("127.") else {"allow_plaintext": True}
+
+
 def _addresses(host: Host) -> dict[str, object]:
-    return {"listen_address": f"{host.address}:0", "comm_address": host.address}
+    return {"listen_address": f"{host.address}:0", "comm_address": host.address, **plaintext(host.address)}
 
 
 def _text(value: object) -> str:
@@ -157,7 +162,7 @@ class Cluster:
 
     def _start_cache(self, flags: Mapping[str, object]) -> None:
         listen = f"{self._cache_host.address}:0"
-        merged = {"listen_address": listen, "metrics_address": "", "host_bytes": 1 << 30, **flags}
+        merged = {"listen_address": listen, "metrics_address": "", "host_bytes": 1 << 30, **plaintext(listen), **flags}
         self._cache_flags = merged
         self.cache = Process("heavywater-cache", merged, self.folder / "cache.log", self._cache_host)
         self.cache_address = self.cache.wait_for_line("listening on ")

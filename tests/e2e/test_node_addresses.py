@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster import Process, cluster, token_ids
+from cluster import Process, cluster, plaintext, token_ids
 from nodes import Network, Node, network
 
 PORT = 7701
@@ -30,6 +30,7 @@ def _worker(folder: Path, node: Node, **flags: object) -> Iterator[Process]:
         "model": os.environ["HEAVYWATER_MODEL"],
         "listen_address": f"{node.host.address}:0",
         "comm_address": node.host.address,
+        **plaintext(node.host.address),
         "cache_address": f"{node.host.address}:1",
     }
     process = Process("heavywater-worker", {**common, **flags}, folder / "worker.log", node.host)
