@@ -12,6 +12,7 @@
 #include "cache_service/base/status.h"
 #include "cache_service/security/address.h"
 #include "cache_service/security/small_file.h"
+#include "cache_service/security/tokens.h"
 
 namespace heavywater {
 namespace {
@@ -34,8 +35,6 @@ class TokenSender final : public grpc::experimental::Interceptor {
  private:
   const std::string authorization_;
 };
-
-constexpr size_t kMaxTokenBytes = 512;
 
 // What a header can carry: gRPC ends the process of whoever sends anything else, and says
 // what it was. INVALID_ARGUMENT without the token.

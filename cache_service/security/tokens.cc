@@ -20,8 +20,6 @@ namespace {
 
 constexpr size_t kMaxTokens = 10'000;
 constexpr size_t kMaxTenantBytes = 128;
-// Longer ones are nobody's: what it costs to hash a token is bounded.
-constexpr size_t kMaxTokenBytes = 512;
 
 uint64_t KeyOf(const TokenHash& hash) {
   uint64_t key = 0;

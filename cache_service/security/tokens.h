@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -17,6 +18,9 @@
 #include "cache_service/security/periodic.h"
 
 namespace heavywater {
+
+// Longer ones are nobody's: what it costs to hash a token is bounded.
+inline constexpr size_t kMaxTokenBytes = 512;
 
 enum class Role { kClient, kWorker, kAdmin };
 const char* RoleName(Role role);  // "client", "worker", "admin"

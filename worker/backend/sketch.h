@@ -46,6 +46,11 @@ void DecodeSketchRow(const SketchShape& shape, const SketchPage& page, const uin
 inline constexpr float kLeastProduct = 1e-30f;  // its inverse is finite
 float QuantizeWeights(std::span<const float> products, int8_t* weights);
 
+// The sketch of a page's keys of one KV head.
+inline const std::byte* SketchOfKvHead(const RecallView& recall, int kv_head, int64_t page) {
+  return recall.pages[page].device_address() + kv_head * recall.sketch.page_bytes();
+}
+
 // The key's words of the set of demoted positions, [num_pages * page_tokens / 16].
 // Sets are one per KV head or one for all, as the layer's (LayerView::num_sets).
 std::span<const uint16_t> DemotedOfKvHead(const RecallView& recall, int num_sets, int kv_head);

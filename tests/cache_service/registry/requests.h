@@ -53,6 +53,21 @@ inline v1::OpenSequenceRequest TestOpen(const std::string& request_id, uint64_t 
   return request;
 }
 
+// A group goes on with the sequence that `opened` opened; without tokens yet.
+inline v1::ReopenSequenceRequest TestReopen(const v1::OpenSequenceRequest& opened,
+                                            uint64_t sequence, uint64_t epoch) {
+  v1::ReopenSequenceRequest request;
+  request.set_sequence_id(sequence);
+  request.set_group(opened.group());
+  request.set_epoch(epoch);
+  *request.mutable_policy() = opened.policy();
+  *request.mutable_budget() = opened.budget();
+  request.set_prompt_tokens(opened.prompt_tokens());
+  request.set_max_tokens(opened.max_tokens());
+  request.set_tenant(opened.tenant());
+  return request;
+}
+
 // The only report of a sequence, its last.
 inline v1::ReportPlanRequest TestFinished(uint64_t epoch, uint64_t sequence, int tokens_seen) {
   v1::ReportPlanRequest request;
@@ -64,6 +79,16 @@ inline v1::ReportPlanRequest TestFinished(uint64_t epoch, uint64_t sequence, int
   report.set_tokens_seen(tokens_seen);
   report.set_finished(true);
   return request;
+}
+
+// Rank 0's: the tokens 100, 101, ..., all of them stored, and a state to go on from.
+inline void AddTestState(int64_t tokens, v1::PlanReport& report) {
+  report.set_watermark(tokens);
+  report.mutable_snapshot()->set_data("state");
+  report.mutable_snapshot()->set_total_bytes(5);
+  for (int64_t token = 0; token < tokens; ++token) {
+    report.add_tokens(static_cast<int32_t>(100 + token));
+  }
 }
 
 }  // namespace heavywater

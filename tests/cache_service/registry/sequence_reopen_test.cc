@@ -71,15 +71,7 @@ class SequenceReopenTest : public ::testing::Test {
     for (int rank = 0; rank < kRanks; ++rank) Send(rank, Report(1, absl::StrCat("part ", rank)));
   }
   v1::ReopenSequenceRequest Request() const {
-    v1::ReopenSequenceRequest request;
-    request.set_sequence_id(id_);
-    request.set_group("group");
-    request.set_epoch(epoch_);
-    *request.mutable_policy() = open_.policy();
-    *request.mutable_budget() = open_.budget();
-    request.set_prompt_tokens(open_.prompt_tokens());
-    request.set_max_tokens(open_.max_tokens());
-    request.set_tenant(open_.tenant());
+    v1::ReopenSequenceRequest request = TestReopen(open_, id_, epoch_);
     request.set_max_tokens_seen(kTokens + 5);
     for (int32_t token = 0; token < kTokens; ++token) request.add_tokens(100 + token);
     return request;

@@ -35,11 +35,7 @@ class SequenceSuspendTest : public ::testing::Test {
   }
   void Report(SequenceId id) {
     v1::ReportPlanRequest request = TestFinished(epoch_, id, kTokens);
-    v1::PlanReport& report = *request.mutable_reports(0);
-    report.set_watermark(kTokens);
-    report.mutable_snapshot()->set_data("state");
-    report.mutable_snapshot()->set_total_bytes(5);
-    for (int32_t token = 0; token < kTokens; ++token) report.add_tokens(100 + token);
+    AddTestState(kTokens, *request.mutable_reports(0));
     ASSERT_TRUE(registry_.ReportPlan(request).ok());
   }
   absl::StatusOr<v1::SuspendSequenceResponse> Suspend(SequenceId id, int64_t ttl_ms) {
@@ -49,14 +45,7 @@ class SequenceSuspendTest : public ::testing::Test {
     return registry_.sequences().Suspend(request);
   }
   v1::ReopenSequenceRequest MoreTokens(int64_t max_tokens) const {
-    const v1::OpenSequenceRequest opened = TestOpen("request", epoch_);
-    v1::ReopenSequenceRequest request;
-    request.set_sequence_id(id_);
-    request.set_group("group");
-    request.set_epoch(epoch_);
-    *request.mutable_policy() = opened.policy();
-    *request.mutable_budget() = opened.budget();
-    request.set_prompt_tokens(opened.prompt_tokens());
+    v1::ReopenSequenceRequest request = TestReopen(TestOpen("request", epoch_), id_, epoch_);
     request.set_max_tokens(max_tokens);
     request.set_max_tokens_seen(kTokens + 5);
     for (int32_t token = 0; token < kTokens; ++token) request.add_tokens(100 + token);

@@ -51,10 +51,7 @@ class SequenceTruncateTest : public ::testing::Test {
     report.set_plan(plan);
     report.set_finished(finished);
     report.set_incarnation(incarnation);
-    report.set_watermark(10 + 10 * plan);
-    report.mutable_snapshot()->set_data("state");
-    report.mutable_snapshot()->set_total_bytes(5);
-    for (int32_t token = 0; token < 10 + 10 * plan; ++token) report.add_tokens(100 + token);
+    AddTestState(10 + 10 * plan, report);
     ASSERT_TRUE(registry_.ReportPlan(request).ok());
   }
   absl::StatusOr<v1::TruncateSequenceResponse> Truncate(int64_t tokens) {
@@ -65,15 +62,7 @@ class SequenceTruncateTest : public ::testing::Test {
   }
   // A turn that has the first `same` tokens, and three others then.
   v1::ReopenSequenceRequest Turn(int64_t same) const {
-    const v1::OpenSequenceRequest opened = TestOpen("request", epoch_);
-    v1::ReopenSequenceRequest request;
-    request.set_sequence_id(id_);
-    request.set_group("group");
-    request.set_epoch(epoch_);
-    *request.mutable_policy() = opened.policy();
-    *request.mutable_budget() = opened.budget();
-    request.set_prompt_tokens(kPrompt);
-    request.set_max_tokens(opened.max_tokens());
+    v1::ReopenSequenceRequest request = TestReopen(TestOpen("request", epoch_), id_, epoch_);
     request.set_extends(true);
     request.set_max_tokens_seen(same + 2);
     for (int64_t token = 0; token < same; ++token) request.add_tokens(100 + token);

@@ -45,8 +45,7 @@ void FetchRecall(const RecallView& recall, int num_sets, int kv_head) {
   if (recall.all || recall.num_pages == 0) return;
   const std::span<const uint16_t> set = DemotedOfKvHead(recall, num_sets, kv_head);
   FetchLines(set.data(), static_cast<int64_t>(set.size_bytes()));
-  const int64_t bytes = recall.sketch.page_bytes();
-  FetchLines(recall.pages[0].device_address() + kv_head * bytes, bytes);
+  FetchLines(SketchOfKvHead(recall, kv_head, /*page=*/0), recall.sketch.page_bytes());
   FetchLines(recall.channels.device_address() + int64_t{kv_head} * recall.sketch.channels,
              recall.sketch.channels);
 }

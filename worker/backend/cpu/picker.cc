@@ -27,8 +27,7 @@ void ForPages(const PickerQuery& query, std::span<const uint16_t> set, const Bod
 }
 
 const std::byte* SketchOf(const PickerQuery& query, int64_t page) {
-  return query.recall->pages[page].device_address() +
-         query.kv_head * query.recall->sketch.page_bytes();
+  return SketchOfKvHead(*query.recall, query.kv_head, page);
 }
 
 // Which page follows is a guess: nearly all of them have demoted positions.

@@ -41,9 +41,7 @@ PageEstimate EstimatePage(const PickQuery& pick, const SketchPage& page, const f
 }
 
 SketchPage SketchOf(const PickQuery& pick, int64_t page) {
-  const SketchShape& sketch = pick.recall.sketch;
-  return SketchPageAt(
-      sketch, pick.recall.pages[page].device_address() + pick.kv_head * sketch.page_bytes());
+  return SketchPageAt(pick.recall.sketch, SketchOfKvHead(pick.recall, pick.kv_head, page));
 }
 
 }  // namespace
