@@ -72,6 +72,7 @@ std::unique_ptr<LocalEngine> CreateEngine(std::shared_ptr<LocalDevice> device, i
                                               .brings_rows = true,
                                               .device_memory_bytes = device_memory_bytes,
                                               .max_step_tokens = max_step_tokens,
+                                              .reserve_ahead_tokens = 0,  // nothing to wait for
                                               .attention_scale = attention_scale}));
 }
 
@@ -173,6 +174,18 @@ void BindEngine(nb::module_& module) {
            nb::arg("max_step_tokens"), nb::arg("device_memory_bytes"))
       .def("open", &Open, nb::arg("sequence"), nb::arg("policy"), nb::arg("prompt_tokens"),
            nb::arg("max_tokens"), nb::arg("prompt_in_steps"), nb::arg("drop_when_host_full"))
+      .def(
+          "fork",
+          [](LocalEngine& e, SequenceId id, LocalEngine& from, SequenceId source) {
+            RaiseIfError(WithoutLock([&] { return e.Fork(id, from, source); }));
+          },
+          nb::arg("sequence"), nb::arg("source_engine"), nb::arg("source"))
+      .def(
+          "truncate",
+          [](LocalEngine& e, SequenceId id, int64_t tokens) {
+            RaiseIfError(WithoutLock([&] { return e.Truncate(id, tokens); }));
+          },
+          nb::arg("sequence"), nb::arg("tokens"))
       .def("close", [](LocalEngine& e,
                        SequenceId id) { RaiseIfError(WithoutLock([&] { return e.Close(id); })); })
       .def("begin", &Begin, nb::arg("items"))

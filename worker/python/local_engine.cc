@@ -69,6 +69,19 @@ absl::Status LocalEngine::Open(SequenceId sequence, const SequenceOptions& optio
   return engine_->Open(sequence, options);
 }
 
+absl::Status LocalEngine::Fork(SequenceId sequence, LocalEngine& from, SequenceId source) {
+  if (from.device_ != device_) {
+    return absl::InvalidArgumentError("the source engine is of another device, want the same");
+  }
+  const std::lock_guard lock(device_->mutex());
+  return engine_->Fork(sequence, *from.engine_, source);
+}
+
+absl::Status LocalEngine::Truncate(SequenceId sequence, int64_t tokens) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->Truncate(sequence, tokens);
+}
+
 absl::Status LocalEngine::Close(SequenceId sequence) {
   const std::lock_guard lock(device_->mutex());
   return engine_->Close(sequence);

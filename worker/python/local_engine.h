@@ -66,6 +66,10 @@ class LocalEngine {
   ~LocalEngine();
 
   absl::Status Open(SequenceId sequence, const SequenceOptions& options);
+  // `source` of the engine `from` (of the same device; it may be this one) goes on as
+  // `sequence` here, too.
+  absl::Status Fork(SequenceId sequence, LocalEngine& from, SequenceId source);
+  absl::Status Truncate(SequenceId sequence, int64_t tokens);
   absl::Status Close(SequenceId sequence);
   absl::Status Begin(std::span<const EngineItem> items);
   // All rows of the step's layer, or of a prompt that is alone any number of them.

@@ -128,6 +128,15 @@ class AttentionEngine:
         need and limit."""
         self._engine.open(sequence, policy, prompt_tokens, max_tokens, prompt_in_steps, drop_when_host_full)
 
+    def fork(self, sequence: int, source_engine: AttentionEngine, source: int) -> None:
+        """Opens `sequence` in the state of `source`, a sequence of `source_engine` (of the same device and shape; it
+        may be this engine) whose prompt has ended: both go on from there, bit for bit as one would."""
+        self._engine.fork(sequence, source_engine._engine, source)
+
+    def truncate(self, sequence: int, tokens: int) -> None:
+        """As if only the first `tokens` had come. FAILED_PRECONDITION where the policy forgets: then fork before."""
+        self._engine.truncate(sequence, tokens)
+
     def close(self, sequence: int) -> None:
         """Frees what the sequence holds, its pages in host memory included."""
         self._engine.close(sequence)
