@@ -1,4 +1,5 @@
 # The compiled module (worker/python); heavywater.engine documents it.
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -73,6 +74,21 @@ class LocalDevice:
     @property
     def host_bytes(self) -> int: ...
 
+class EngineGroup:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        put: Callable[[str, bytes], None],
+        wait: Callable[[str, float], bytes],
+        listen_address: str,
+        timeout_s: float,
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
 class LocalEngine:
     def __init__(
         self,
@@ -86,6 +102,7 @@ class LocalEngine:
         attention_scale: float,
         max_step_tokens: int,
         device_memory_bytes: int,
+        group: EngineGroup | None,
     ) -> None: ...
     def open(
         self,

@@ -11,10 +11,11 @@ import torch
 from heavywater.engine import DEFAULT_HOST_MEMORY_BYTES, LocalDevice
 from heavywater.hf.attention import NAME, register
 from heavywater.hf.cache import HeavywaterCache
-from heavywater.hf.models import UnsupportedModelError, check_supported, context_limit
+from heavywater.hf.models import UnsupportedModelError, check_supported, context_limit, kv_heads
 from heavywater.hf.policy import policy_options
 from heavywater.hf.rows import RowsOptions
 from heavywater.hf.sequence import RowOptions
+from heavywater.hf.tensor_parallel import group_of
 
 _MOST_THREADS = 256  # that a LocalDevice takes
 
@@ -64,10 +65,12 @@ def attach(
     rows = RowsOptions(
         row=RowOptions(policy=chosen, max_tokens=max_tokens or limit, crop_tokens=crop_tokens),
         num_layers=config.num_hidden_layers,
+        num_kv_heads=kv_heads(config),
         max_step_tokens=max_step_tokens,
         page_tokens=page_tokens,
         device_memory_bytes=device_memory_bytes,
         kv_dtype=kv_dtype,
+        group=group_of(model),
     )
     return HeavywaterCache(device, rows)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from heavywater.engine import AttentionEngine, AttentionShape, LocalDevice
+from heavywater.engine import AttentionEngine, AttentionShape, EngineGroup, LocalDevice
 from heavywater.hf.sequence import RowOptions, RowSequence
 
 _KV_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -21,10 +21,12 @@ class RowsOptions:
 
     row: RowOptions
     num_layers: int
+    num_kv_heads: int  # of the model
     max_step_tokens: int
     page_tokens: int
     device_memory_bytes: int  # of each row; 0: no limit
     kv_dtype: str | None  # None: as K comes
+    group: EngineGroup | None = None  # of a model that is split over processes
 
 
 class BatchRows:
@@ -170,6 +172,12 @@ class BatchRows:
             raise TypeError(f"K is {keys.dtype}, want one of: {', '.join(map(str, _KV_DTYPES))}")
         if queries.device.type != "cpu":
             raise ValueError(f"the model is on {queries.device}, want cpu: the in-process library runs there")
+        ranks = self.options.group.size if self.options.group is not None else 1
+        if keys.shape[1] * ranks != self.options.num_kv_heads:
+            raise ValueError(
+                f"K has {keys.shape[1]} heads on each of {ranks} ranks, want {self.options.num_kv_heads} together: the "
+                "model's tp_plan must split its attention by heads"
+            )
         self._shape = AttentionShape(
             num_layers=self.options.num_layers,
             num_query_heads=queries.shape[1],
@@ -195,4 +203,5 @@ class BatchRows:
             page_tokens=self.options.page_tokens,
             max_step_tokens=self.options.max_step_tokens,
             device_memory_bytes=self.options.device_memory_bytes,
+            group=self.options.group,
         )
