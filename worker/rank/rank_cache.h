@@ -67,6 +67,11 @@ class RankCache {
   // the sequence is closed again.
   absl::Status Restore(SequenceId sequence, SequenceOptions options,
                        const SequenceSnapshot& snapshot, int64_t known_tokens);
+  // Opens `sequence` in the state of `source`, between its steps and after its prompt: both
+  // go on from there. `from` may be this cache, or one on the same backend and of the same
+  // shape. As Open(); NOT_FOUND; FAILED_PRECONDITION, INVALID_ARGUMENT; DATA_LOSS when its
+  // host pages cannot be read.
+  absl::Status Fork(SequenceId sequence, RankCache& from, SequenceId source);
   // NOT_FOUND. Frees device memory; host pages live on until their lease ends.
   absl::Status Close(SequenceId sequence);
 
