@@ -27,6 +27,9 @@ enum class StateKind : char {
   kPage = 'Q',      // by sequence and page
   kClosed = 'C',    // by sequence: request id of the Close
   kBlob = 'B',      // by sequence: the key of the value that its pages are
+  kBlobTenant = 'T',  // by sequence: for whom it is, where that was said
+  kQuota = 'U',     // by tenant: its own quota
+  kPins = 'N',      // by sequence
 };
 
 // Keys sort by kind, id and number.
