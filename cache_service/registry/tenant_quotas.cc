@@ -1,6 +1,8 @@
 #include "cache_service/registry/tenant_quotas.h"
 
+#include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/shortage.h"
@@ -11,6 +13,8 @@
 
 namespace heavywater {
 namespace {
+
+constexpr size_t kMaxTenantsShown = 256;
 
 void SetQuota(const TenantUse& use, v1::TenantQuota* quota) {
   quota->set_host_bytes(use.host_bytes);
@@ -42,6 +46,20 @@ v1::TenantStats DescribeTenant(const TenantEntry& entry) {
   SetQuota(entry.limits, stats.mutable_quota());
   stats.set_own_quota(entry.own_limits);
   return stats;
+}
+
+std::vector<TenantEntry> ShownTenants(const TenantBook& book, int64_t* left_out) {
+  std::vector<TenantEntry> tenants = book.List();
+  const auto rank = [](const TenantEntry& entry) {
+    return std::tuple(!entry.own_limits, -(entry.used.host_bytes + entry.used.lower_bytes));
+  };
+  std::stable_sort(
+      tenants.begin(), tenants.end(),
+      [&rank](const TenantEntry& a, const TenantEntry& b) { return rank(a) < rank(b); });
+  const size_t shown = std::min(kMaxTenantsShown, tenants.size());
+  *left_out = static_cast<int64_t>(tenants.size() - shown);
+  tenants.resize(shown);
+  return tenants;
 }
 
 absl::Status TenantQuotas::Restore() {

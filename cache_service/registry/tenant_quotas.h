@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,6 +18,9 @@ inline constexpr size_t kMaxTenantQuotas = 10'000;
 
 // Of the account, for people.
 v1::TenantStats DescribeTenant(const TenantEntry& entry);
+// Those with limits of their own first, then those that hold most: as many as people can look
+// at (256); how many were left out.
+std::vector<TenantEntry> ShownTenants(const TenantBook& book, int64_t* left_out);
 
 // Thread safe.
 class TenantQuotas {

@@ -29,6 +29,9 @@ v1::CacheConfig DefaultCacheConfig() {
   config.set_security_reload_ms(10'000);
   config.set_max_connections(10'000);
   config.set_max_calls_per_connection(1'000);
+  config.set_max_pins(1024);
+  config.set_blob_stall_ms(30'000);
+  config.set_demoted_dtype("exact");
   return config;
 }
 
@@ -51,6 +54,17 @@ absl::Status ValidateTiers(const v1::CacheConfig& config) {
   return CheckInt("tier_low_percent", config.tier_low_percent(), 1, config.tier_high_percent() - 1);
 }
 
+absl::Status ValidateTenants(const v1::CacheConfig& config) {
+  HW_RETURN_IF_ERROR(
+      CheckInt("tenant_host_bytes", config.tenant_host_bytes(), 0, kMaxQuotaBytes));
+  HW_RETURN_IF_ERROR(
+      CheckInt("tenant_lower_bytes", config.tenant_lower_bytes(), 0, kMaxQuotaBytes));
+  HW_RETURN_IF_ERROR(
+      CheckInt("tenant_sequences", config.tenant_sequences(), 0, kMaxQuotaSequences));
+  HW_RETURN_IF_ERROR(CheckInt("max_pins", config.max_pins(), 0, 1'000'000));
+  return CheckInt("blob_stall_ms", config.blob_stall_ms(), 1, 3'600'000);
+}
+
 }  // namespace
 
 absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
@@ -67,6 +81,7 @@ absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
       CheckInt("suspend_ttl_ms", config.suspend_ttl_ms(), 1, int64_t{30} * 24 * 3'600'000));
   HW_RETURN_IF_ERROR(CheckInt("max_sequences", config.max_sequences(), 1, 10'000'000));
   HW_RETURN_IF_ERROR(ValidateTiers(config));
+  HW_RETURN_IF_ERROR(ValidateTenants(config));
   HW_RETURN_IF_ERROR(CheckText("state_dir", config.state_dir(), 0, kMaxPathBytes));
   if (!config.state_dir().empty() && config.disable_slab()) {
     return absl::InvalidArgumentError(

@@ -21,9 +21,12 @@ v1::DrainState Drainer::StateOf(int64_t running) const {
 }
 
 bool Drainer::Describe(v1::DrainState* state) const {
+  {
+    MutexLock lock(&mutex_);
+    if (!draining_) return false;
+  }
   const auto running = static_cast<int64_t>(registry_.sequences().Running().size());
   MutexLock lock(&mutex_);
-  if (!draining_) return false;
   *state = StateOf(running);
   return true;
 }

@@ -49,7 +49,7 @@ class SetsStream final : public grpc::ServerWriteReactor<v1::SequenceSet> {
 grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* context,
                                                 const v1::OpenSequenceRequest* request,
                                                 v1::OpenSequenceResponse* response) {
-  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  if (const absl::Status open = gate_.CheckNew(); !open.ok()) return Finish(context, open);
   auto opened = registry_.Open(*request);
   if (opened.ok()) {
     LogInfo("sequence opened", {{"sequence", opened->sequence_id()},

@@ -79,6 +79,10 @@ class StateStore {
   // not read it. Nobody waits for that, or could do something about it.
   virtual void Apply(const StateBatch& batch) = 0;
 
+  // What was applied is on the medium when this returns: it survives the machine's end, too,
+  // as far as the rest does. As broken() where there is no medium.
+  virtual absl::Status Sync() { return broken(); }
+
   // Why nothing is kept any more; OK: it is.
   virtual absl::Status broken() const = 0;
 
