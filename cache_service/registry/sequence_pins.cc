@@ -50,8 +50,8 @@ absl::StatusOr<v1::PinResponse> SequenceRegistry::Pin(const v1::PinRequest& requ
     }
   } else {
     if (!pins_.IsPinned(id)) HW_RETURN_IF_ERROR(CheckKept(id, "pinned and suspended sequences"));
-    HW_RETURN_IF_ERROR(pins_.Set(
-        {id, request.owner(), clock_.Now() + absl::Milliseconds(request.ttl_ms())}));
+    HW_RETURN_IF_ERROR(
+        pins_.Set({id, request.owner(), clock_.Now() + absl::Milliseconds(request.ttl_ms())}));
   }
   PinsChanged(id);
   v1::PinResponse response;
@@ -93,23 +93,23 @@ absl::Status SequenceRegistry::LoadPins() {
       StateKey(StateKind::kPins),
       [&](std::string_view key, std::string_view value)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
-        HW_ASSIGN_OR_RETURN(const StateId id, ParseStateKey(key));
-        v1::PinsState message;
-        if (!message.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
-          return absl::DataLossError(
-              absl::StrCat("the state of the pins of sequence ", id.id, " is damaged"));
-        }
-        if (!records_.contains(id.id)) {
-          gone.Delete(std::string(key));
-          return absl::OkStatus();
-        }
-        for (const v1::PinsState::Pin& pin : message.pins()) {
-          // What a lower max_pins leaves no place for is pinned no more.
-          (void)pins_.Set({id.id, pin.owner(), absl::FromUnixMillis(pin.deadline_unix_ms())});
-        }
-        store_.SetPinned(id.id, pins_.IsPinned(id.id));
-        return absl::OkStatus();
-      }));
+            HW_ASSIGN_OR_RETURN(const StateId id, ParseStateKey(key));
+            v1::PinsState message;
+            if (!message.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
+              return absl::DataLossError(
+                  absl::StrCat("the state of the pins of sequence ", id.id, " is damaged"));
+            }
+            if (!records_.contains(id.id)) {
+              gone.Delete(std::string(key));
+              return absl::OkStatus();
+            }
+            for (const v1::PinsState::Pin& pin : message.pins()) {
+              // What a lower max_pins leaves no place for is pinned no more.
+              (void)pins_.Set({id.id, pin.owner(), absl::FromUnixMillis(pin.deadline_unix_ms())});
+            }
+            store_.SetPinned(id.id, pins_.IsPinned(id.id));
+            return absl::OkStatus();
+          }));
   if (!gone.empty()) state_->Apply(gone);
   return absl::OkStatus();
 }

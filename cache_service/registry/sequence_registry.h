@@ -184,7 +184,8 @@ class SequenceRegistry {
   static constexpr size_t kMaxEndedPins = 1024;
 
   // The longest unused first; those that nobody has pinned or suspended. Null: of every tenant.
-  std::vector<Finished> FinishedSequences(const std::string* tenant = nullptr) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<Finished> FinishedSequences(const std::string* tenant = nullptr)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reclaim(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndFinishedOf(const TenantShortage& tenant, const absl::Status& full)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

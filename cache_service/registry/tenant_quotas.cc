@@ -68,17 +68,17 @@ absl::Status TenantQuotas::Restore() {
       StateKey(StateKind::kQuota),
       [this](std::string_view, std::string_view value)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
-        v1::QuotaState message;
-        if (!message.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
-          return absl::DataLossError("the state of a tenant's quota is damaged");
-        }
-        const TenantLimits limits = {.host_bytes = message.host_bytes(),
-                                     .lower_bytes = message.lower_bytes(),
-                                     .sequences = message.sequences()};
-        own_[message.tenant()] = limits;
-        book_.SetLimits(message.tenant(), limits);
-        return absl::OkStatus();
-      });
+            v1::QuotaState message;
+            if (!message.ParseFromArray(value.data(), static_cast<int>(value.size()))) {
+              return absl::DataLossError("the state of a tenant's quota is damaged");
+            }
+            const TenantLimits limits = {.host_bytes = message.host_bytes(),
+                                         .lower_bytes = message.lower_bytes(),
+                                         .sequences = message.sequences()};
+            own_[message.tenant()] = limits;
+            book_.SetLimits(message.tenant(), limits);
+            return absl::OkStatus();
+          });
 }
 
 absl::StatusOr<v1::SetQuotaResponse> TenantQuotas::Set(const v1::SetQuotaRequest& request) {

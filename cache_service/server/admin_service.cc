@@ -71,8 +71,8 @@ grpc::ServerUnaryReactor* AdminService::Pin(grpc::CallbackServerContext* context
                    {"owner", request->owner()},
                    {"ttl_ms", request->ttl_ms()},
                    {"peer", context->peer()}});
-    parts_.events.Add(what, absl::StrCat("sequence ", request->sequence_id(), " by \"",
-                                         request->owner(), "\""));
+    parts_.events.Add(
+        what, absl::StrCat("sequence ", request->sequence_id(), " by \"", request->owner(), "\""));
     replays_.Keep(*request, *pinned);
   }
   return Finish(context, std::move(pinned), response);
@@ -84,9 +84,9 @@ grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* conte
   const absl::StatusOr<bool> replay = replays_.Find(*request, response);
   if (!replay.ok() || *replay) return Finish(context, replay.status());
   if (const absl::Status valid = CheckDrain(*request); !valid.ok()) return Finish(context, valid);
-  LogInfo(request->undo() ? "takes new work again" : "drains", {{"peer", context->peer()},
-                                                                {"suspend", request->suspend()},
-                                                                {"ms", request->deadline_ms()}});
+  LogInfo(
+      request->undo() ? "takes new work again" : "drains",
+      {{"peer", context->peer()}, {"suspend", request->suspend()}, {"ms", request->deadline_ms()}});
   parts_.events.Add(request->undo() ? "undo_drain" : "drain", "");
   if (request->undo()) {
     parts_.drainer.Undo();
@@ -123,30 +123,29 @@ grpc::ServerUnaryReactor* AdminService::Flush(grpc::CallbackServerContext* conte
     if (!owner.ok()) return Finish(context, owner.status());
   }
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  FlushNext(context, request, response);
+  FlushNext({context, reactor, request, response});
   return reactor;
 }
 
-void AdminService::FlushNext(grpc::CallbackServerContext* context, const v1::FlushRequest* request,
-                             v1::FlushResponse* response) {
-  const absl::Status scheduled = parts_.background.Schedule([=, this] {
-    const int64_t moved = parts_.store.FlushBatch(request->sequence_id());
-    response->set_moved_bytes(response->moved_bytes() + moved);
-    if (moved > 0 && !context->IsCancelled()) return FlushNext(context, request, response);
-    EndFlush(context, *request, response, absl::OkStatus());
+void AdminService::FlushNext(const FlushCall& call) {
+  const absl::Status scheduled = parts_.background.Schedule([this, call] {
+    const int64_t moved = parts_.store.FlushBatch(call.request->sequence_id());
+    call.response->set_moved_bytes(call.response->moved_bytes() + moved);
+    if (moved > 0 && !call.context->IsCancelled()) return FlushNext(call);
+    EndFlush(call, absl::OkStatus());
   });
-  if (!scheduled.ok()) EndFlush(context, *request, response, scheduled);
+  if (!scheduled.ok()) EndFlush(call, scheduled);
 }
 
-void AdminService::EndFlush(grpc::CallbackServerContext* context, const v1::FlushRequest& request,
-                            v1::FlushResponse* response, const absl::Status& status) {
-  response->set_host_used_bytes(parts_.store.Stats().used_bytes);
+void AdminService::EndFlush(const FlushCall& call, const absl::Status& status) {
+  call.response->set_host_used_bytes(parts_.store.Stats().used_bytes);
   if (status.ok()) {
-    LogInfo("flushed", {{"moved_bytes", response->moved_bytes()}, {"peer", context->peer()}});
-    parts_.events.Add("flush", absl::StrCat(response->moved_bytes(), " bytes"));
-    replays_.Keep(request, *response);
+    const int64_t moved = call.response->moved_bytes();
+    LogInfo("flushed", {{"moved_bytes", moved}, {"peer", call.context->peer()}});
+    parts_.events.Add("flush", absl::StrCat(moved, " bytes"));
+    replays_.Keep(*call.request, *call.response);
   }
-  context->DefaultReactor()->Finish(ToGrpcStatus(status));
+  call.reactor->Finish(ToGrpcStatus(status));
 }
 
 grpc::ServerUnaryReactor* AdminService::Snapshot(grpc::CallbackServerContext* context,

@@ -67,11 +67,15 @@ class AdminService final : public v1::AdminService::CallbackService {
   void Stop();
 
  private:
+  struct FlushCall {
+    grpc::CallbackServerContext* context;
+    grpc::ServerUnaryReactor* reactor;
+    const v1::FlushRequest* request;
+    v1::FlushResponse* response;
+  };
   // A batch of a flush; it goes on with the next one behind whoever waits.
-  void FlushNext(grpc::CallbackServerContext* context, const v1::FlushRequest* request,
-                 v1::FlushResponse* response);
-  void EndFlush(grpc::CallbackServerContext* context, const v1::FlushRequest& request,
-                v1::FlushResponse* response, const absl::Status& status);
+  void FlushNext(const FlushCall& call);
+  void EndFlush(const FlushCall& call, const absl::Status& status);
 
   const AdminParts parts_;
   const std::string config_yaml_;

@@ -92,8 +92,7 @@ absl::Status PutBlobsStream::BeginBlob() {
   HW_RETURN_IF_ERROR(CheckBlobSpace(chunk_.space()));
   HW_RETURN_IF_ERROR(CheckText("key", chunk_.key(), 1, kMaxBlobKeyBytes));
   HW_RETURN_IF_ERROR(CheckText("tenant", chunk_.tenant(), 0, kMaxNameBytes));
-  auto writer =
-      blobs_.Begin({chunk_.space(), chunk_.key()}, chunk_.total_bytes(), chunk_.tenant());
+  auto writer = blobs_.Begin({chunk_.space(), chunk_.key()}, chunk_.total_bytes(), chunk_.tenant());
   if (absl::IsResourceExhausted(writer.status())) {
     if (response_->refused_because().empty()) {
       response_->set_refused_because(std::string(writer.status().message()));

@@ -206,6 +206,7 @@ absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheC
   options.metrics_address = config.metrics_address();
   options.drain = absl::Milliseconds(config.drain_ms());
   options.max_connections = config.max_connections();
+  options.max_connections_per_peer = config.max_connections_per_peer();
   options.max_calls_per_connection = config.max_calls_per_connection();
   options.security = parts->security.get();
   HW_ASSIGN_OR_RETURN(

@@ -45,9 +45,9 @@ void Drainer::Begin(const v1::DrainRequest& request, std::function<bool()> is_ca
       if (!draining_) suspended_ = 0;
       draining_ = true;
       suspends_ = request.suspend();
-      deadline_ = clock_.Now() + (request.deadline_ms() == 0
-                                      ? kDefaultDeadline
-                                      : absl::Milliseconds(request.deadline_ms()));
+      deadline_ =
+          clock_.Now() + (request.deadline_ms() == 0 ? kDefaultDeadline
+                                                     : absl::Milliseconds(request.deadline_ms()));
       waiters_.push_back({std::move(is_cancelled), answer});
     }
   }

@@ -31,8 +31,8 @@ class ReplayLog {
     const auto found = answers_.find(request.request_id());
     if (found == answers_.end()) return false;
     if (found->second.request != TextOf(request)) {
-      return absl::AlreadyExistsError(absl::StrCat(
-          "request_id \"", request.request_id(), "\" was used for another request"));
+      return absl::AlreadyExistsError(
+          absl::StrCat("request_id \"", request.request_id(), "\" was used for another request"));
     }
     return response->ParseFromString(found->second.response);
   }

@@ -109,7 +109,11 @@ grpc::ServerWriteReactor<v1::WatchResponse>* WatchStreams::Start(const v1::Watch
     MutexLock lock(&mutex_);
     streams_.insert(stream);
   }
-  if (!status.ok()) stream->End(ToGrpcStatus(status));
+  if (status.ok()) {
+    stream->StartSendInitialMetadata();  // whoever has it misses no event from here on
+  } else {
+    stream->End(ToGrpcStatus(status));
+  }
   return stream;
 }
 

@@ -63,7 +63,7 @@ class BlobStore {
   struct Blob {
     SequenceId sequence = 0;
     int64_t bytes = 0;
-    int64_t page_bytes = 0;  // at most kMaxBlobPageBytes
+    int64_t page_bytes = 0;   // at most kMaxBlobPageBytes
     std::string tenant = {};  // whose quota bounds it
 
     // As few pages as hold it, of one size; `bytes` of 1 to kMaxBlobBytes.

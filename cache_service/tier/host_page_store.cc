@@ -109,8 +109,7 @@ absl::StatusOr<HostPageStore::EntryPtr> HostPageStore::Admit(const SequenceSpec&
   if (room.ok()) watermarks = Allocate(1, watermarks_bytes, 0);
   room.Update(watermarks.status());
   if (!room.ok()) {
-    tenants_.Change(spec.tenant,
-                    {.host_bytes = -hold.host_bytes, .sequences = -hold.sequences});
+    tenants_.Change(spec.tenant, {.host_bytes = -hold.host_bytes, .sequences = -hold.sequences});
     return room;
   }
   auto entry =

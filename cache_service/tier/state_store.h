@@ -18,18 +18,18 @@ inline constexpr int kStateFormatVersion = 1;
 
 // The first byte of a key says what its record is.
 enum class StateKind : char {
-  kHeader = 'H',    // one: to what the rest belongs
-  kGroup = 'G',     // by name
-  kSequence = 'S',  // by sequence
-  kReport = 'J',    // by sequence and number: what was reported since
-  kRetiring = 'R',  // by sequence, ended while ranks may be writing
-  kPages = 'P',     // by sequence: what its pages have in common
-  kPage = 'Q',      // by sequence and page
-  kClosed = 'C',    // by sequence: request id of the Close
-  kBlob = 'B',      // by sequence: the key of the value that its pages are
+  kHeader = 'H',      // one: to what the rest belongs
+  kGroup = 'G',       // by name
+  kSequence = 'S',    // by sequence
+  kReport = 'J',      // by sequence and number: what was reported since
+  kRetiring = 'R',    // by sequence, ended while ranks may be writing
+  kPages = 'P',       // by sequence: what its pages have in common
+  kPage = 'Q',        // by sequence and page
+  kClosed = 'C',      // by sequence: request id of the Close
+  kBlob = 'B',        // by sequence: the key of the value that its pages are
   kBlobTenant = 'T',  // by sequence: for whom it is, where that was said
-  kQuota = 'U',     // by tenant: its own quota
-  kPins = 'N',      // by sequence
+  kQuota = 'U',       // by tenant: its own quota
+  kPins = 'N',        // by sequence
 };
 
 // Keys sort by kind, id and number.

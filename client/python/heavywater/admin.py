@@ -77,9 +77,7 @@ class AdminCalls:
 
     def unpin(self, sequence_id: int, owner: str) -> admin_pb2.PinResponse:
         """The owner's pin ends now. NOT_FOUND: there is none."""
-        request = admin_pb2.PinRequest(
-            request_id=new_request_id(), sequence_id=sequence_id, owner=owner, unpin=True
-        )
+        request = admin_pb2.PinRequest(request_id=new_request_id(), sequence_id=sequence_id, owner=owner, unpin=True)
         response: admin_pb2.PinResponse = self._mutate("Pin", request)
         return response
 

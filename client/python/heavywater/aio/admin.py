@@ -50,9 +50,7 @@ class AdminCalls:
 
     async def unpin(self, sequence_id: int, owner: str) -> admin_pb2.PinResponse:
         """As heavywater.Client.unpin."""
-        request = admin_pb2.PinRequest(
-            request_id=new_request_id(), sequence_id=sequence_id, owner=owner, unpin=True
-        )
+        request = admin_pb2.PinRequest(request_id=new_request_id(), sequence_id=sequence_id, owner=owner, unpin=True)
         response: admin_pb2.PinResponse = await self._mutate("Pin", request)
         return response
 

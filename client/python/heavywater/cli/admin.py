@@ -66,7 +66,9 @@ def _stats_text(stats: admin_pb2.StatsResponse) -> str:
         f"{tier.tier}: {tier.used_bytes:,} of {tier.total_bytes:,} bytes, {tier.pages:,} pages" for tier in stats.tiers
     ]
     lines.append(f"sequences {stats.sequences}, groups {stats.groups}, ranks {stats.ranks}, values {stats.blobs}")
-    lines.append(f"pins {stats.pins} of {stats.pinned_sequences} sequences, {stats.pinned_bytes:,} bytes of host memory")
+    lines.append(
+        f"pins {stats.pins} of {stats.pinned_sequences} sequences, {stats.pinned_bytes:,} bytes of host memory"
+    )
     lines += [_quota_line(tenant) for tenant in stats.tenants]
     if stats.tenants_left_out:
         lines.append(f"and {stats.tenants_left_out} tenants more")
