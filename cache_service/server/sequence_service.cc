@@ -51,7 +51,7 @@ grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* con
                                                 const v1::OpenSequenceRequest* request,
                                                 v1::OpenSequenceResponse* response) {
   const ScopedTrace trace(*context);
-  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  if (const absl::Status open = gate_.CheckNew(); !open.ok()) return Finish(context, open);
   auto opened = registry_.Open(*request);
   if (opened.ok()) {
     LogInfo("sequence opened", {{"sequence", opened->sequence_id()},
