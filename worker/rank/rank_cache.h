@@ -18,6 +18,7 @@
 #include "worker/cache/device_memory.h"
 #include "worker/cache/kv_layout.h"
 #include "worker/policy/policy.h"
+#include "worker/rank/eviction_ages.h"
 #include "worker/rank/plan_report.h"
 #include "worker/rank/sequence_options.h"
 
@@ -115,6 +116,9 @@ class RankCache {
   // The rank's one queue: all work of its steps, the model's and collectives included.
   Stream& stream() { return stream_; }
   Workspace& workspace() { return *workspace_; }
+  // Of all positions that plans have taken out of slots, a set's each.
+  EvictionAges& eviction_ages() { return eviction_ages_; }
+  const EvictionAges& eviction_ages() const { return eviction_ages_; }
   float attention_scale() const;
 
  private:
@@ -126,6 +130,7 @@ class RankCache {
   Stream stream_;
   DeviceMemory memory_;
   std::unique_ptr<Workspace> workspace_;
+  EvictionAges eviction_ages_;
   std::map<SequenceId, std::unique_ptr<SequenceCache>> sequences_;
 };
 
