@@ -106,7 +106,8 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
                                            .num_ranks = num_ranks,
                                            .max_tokens = request.max_tokens(),
                                            .prompt_tokens = request.prompt_tokens(),
-                                           .tenant = request.tenant()});
+                                           .tenant = request.tenant(),
+                                           .dtype = PageDtypeOf(request.fingerprint().dtype())});
   if (absl::IsResourceExhausted(opened)) *store_full = opened;
   HW_RETURN_IF_ERROR(opened);
   BoundCount();

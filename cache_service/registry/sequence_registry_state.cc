@@ -99,7 +99,7 @@ absl::Status SequenceRegistry::LoadSequence(SequenceId id, std::string_view valu
   record.lease_end += record.suspended;
   record.record_bytes = static_cast<int64_t>(value.size());
   next_id_ = std::max(next_id_, id + 1);
-  store_.SetTenant(id, record.request.tenant());
+  store_.SetOwner(id, record.request.tenant(), PageDtypeOf(record.request.fingerprint().dtype()));
   HW_RETURN_IF_ERROR(record.plans.Load(message.plans()));
   snapshot_bytes_ += record.plans.snapshot_bytes();
   return absl::OkStatus();
