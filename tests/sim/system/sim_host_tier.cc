@@ -1,6 +1,7 @@
 #include "tests/sim/system/sim_host_tier.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -150,6 +151,38 @@ void SimHostTier::CloseSequence(SequenceId sequence) {
   if (entry == nullptr) return;
   entry->closed = world_.clock.Now();
   if (entry->orphan) StopListing(*entry);
+}
+
+std::map<SequenceId, int64_t> SimHostTier::Published() const {
+  std::map<SequenceId, int64_t> published;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.sequence == nullptr || entry.closing() || entry.orphan) continue;
+    if (entry.sequence->published() > 0) published[id] = entry.sequence->published();
+  }
+  return published;
+}
+
+void SimHostTier::EndStep(const Row& row) {
+  dead_ = false;
+  for (const auto& [id, position] : Published()) {
+    const RemoteSequence& sequence = *entries_.at(id).sequence;
+    const PageGeometry& geometry = sequence.geometry();
+    bool written = true;
+    for (int i = 0; i < geometry.num_layers * sequence.heads().count; ++i) {
+      const int layer = i / sequence.heads().count;
+      const int head = sequence.heads().first + i % sequence.heads().count;
+      std::byte* const page = Page(id, layer, head, geometry.PageOf(position));
+      const std::span<const std::byte> bytes = row(id, layer, head);
+      written = written && page != nullptr && !bytes.empty();
+      if (!written) break;
+      std::memcpy(page + int64_t{geometry.RowOf(position)} * geometry.row_bytes, bytes.data(),
+                  bytes.size());
+    }
+    if (!written) continue;
+    world_.trace.Note("a row of a process that was replaced", id, static_cast<uint64_t>(position));
+    Publish(id, position + 1);
+  }
+  dead_ = true;
 }
 
 void SimHostTier::WhenWritten(SequenceId sequence, std::function<void()> done) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 
 #include "cache_service/tier/host_tier.h"
 #include "cache_service/tier/slab_view.h"
@@ -46,6 +47,12 @@ class SimHostTier final : public HostTier {
   void Poll();
   // Its process has ended: it does nothing any more.
   void Die() { dead_ = true; }
+  // Its process stood still and wakes: it ends the step that it was in. Of each sequence
+  // that it had it writes and publishes one more row, as far as its fence lets it.
+  using Row = std::function<std::span<const std::byte>(SequenceId, int layer, int kv_head)>;
+  void EndStep(const Row& row);
+  // Those, and how far they were.
+  std::map<SequenceId, int64_t> Published() const;
 
   // Where a page lies, without the fence; null: nowhere.
   const std::byte* Peek(SequenceId sequence, int layer, int kv_head, int64_t page) const;

@@ -102,6 +102,8 @@ void SimLink::HandleBeat(const v1::HeartbeatRequest& request, absl::Time sent,
   }
   for (const SequenceId sequence : response.unknown_sequence_ids()) on_unknown(sequence);
   for (const SequenceId sequence : response.suspended_sequence_ids()) {
+    const auto listed = sequences_.find(sequence);
+    if (listed == sequences_.end() || listed->second.since > sent) continue;  // of before
     on_suspended(sequence, response);
   }
   if (loop != loop_) return;
@@ -115,6 +117,7 @@ void SimLink::AddSequence(SequenceId sequence, absl::Time renewed) {
   Listed& listed = sequences_[sequence];
   ++listed.count;
   listed.renewed = std::max(listed.renewed, renewed);
+  listed.since = world_.clock.Now();
 }
 
 void SimLink::RemoveSequence(SequenceId sequence) {

@@ -53,6 +53,7 @@ class SimLink {
   struct Listed {
     int count = 0;
     absl::Time renewed = absl::InfinitePast();
+    absl::Time since = absl::InfinitePast();
   };
 
   void JoinOnce(absl::Duration timeout, Epoch failed, bool again);

@@ -1,5 +1,10 @@
 // What goes wrong.
 #include <limits>
+#include <map>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/sim/system/system_simulation.h"
@@ -29,6 +34,7 @@ std::string SystemSimulation::Break() {
 void SystemSimulation::CrashRank() {
   const int rank = world_.Between(0, size() - 1);
   world_.trace.Note("crash of a rank", static_cast<uint64_t>(rank));
+  if (world_.OneIn(3)) StandStill(*processes_[rank]);
   processes_[rank]->Kill();
   stopped_ = true;
   missing_ = true;
@@ -39,6 +45,33 @@ void SystemSimulation::CrashRank() {
     processes_[rank] = NewProcess(rank);
     processes_[rank]->link().Join(0);
     missing_ = false;
+  });
+}
+
+// It does not end, and wakes when another has its place. What it still writes of each text is
+// the token that came next.
+void SystemSimulation::StandStill(SimProcess& process) {
+  using Key = std::tuple<SequenceId, int, int>;
+  auto rows = std::make_shared<std::map<Key, std::vector<std::byte>>>();
+  for (const auto& [id, position] : process.tier().Published()) {
+    for (const auto& talk : talks_) {
+      if (talk->id != id || talk->where != Talk::Where::kRunning) continue;
+      const auto known = static_cast<int64_t>(talk->text.size());
+      const int32_t token =
+          position < known ? talk->text[static_cast<size_t>(position)] : talk->TokenAt(position);
+      for (int layer = 0; layer < group_options_.num_layers; ++layer) {
+        for (int head = 0; head < group_options_.kv_heads; ++head) {
+          (*rows)[{id, layer, head}] = RowBytes(layer, head, token, position);
+        }
+      }
+    }
+  }
+  SimHostTier* const tier = &process.tier();  // kept until the end
+  world_.network.After(world_.Millis(100, 15000), [tier, rows] {
+    tier->EndStep([rows](SequenceId id, int layer, int head) {
+      const auto found = rows->find({id, layer, head});
+      return found == rows->end() ? std::span<const std::byte>() : std::span(found->second);
+    });
   });
 }
 

@@ -115,7 +115,7 @@ std::string SystemSimulation::Round() {
   const int chance = world_.Between(0, 99);
   // Nothing happens on ranks that wait for each other.
   std::string wrong = PassTime(!formed()     ? world_.Millis(50, 600)
-                               : chance < 85   ? world_.Millis(1, 40)
+                               : chance < 85 ? world_.Millis(1, 40)
                                : chance < 97 ? world_.Millis(40, 400)
                                              : world_.Millis(400, 4000));
   if (wrong.empty()) wrong = Break();

@@ -44,6 +44,7 @@ class SystemSimulation {
   // --- Faults --- (system_faults.cc)
   std::string Break();
   void CrashRank();
+  void StandStill(SimProcess& process);
   void CrashService();
   std::string StartService();
   void CutOffRank();
@@ -76,6 +77,8 @@ class SystemSimulation {
   Talk* AnyTalk(Talk::Where where);
   std::vector<int32_t> NextTokens(Talk& talk, int room);
   void AddRows(Talk& talk, int64_t end);
+  // K and then V of one position and KV head, as it is stored.
+  std::vector<std::byte> RowBytes(int layer, int kv_head, int32_t token, int64_t position) const;
 
   // --- Continuing them --- (system_turns.cc)
   std::string Resume(Talk& talk);
@@ -84,6 +87,7 @@ class SystemSimulation {
   std::string Restore(Talk& talk, const v1::ReopenSequenceResponse& reopened, bool turn);
   absl::StatusOr<SequenceSnapshot> ReadSnapshot(SequenceId id, int64_t plan, int rank);
   absl::StatusOr<SequenceSnapshot> ReadPart(SequenceId id, int64_t plan, int rank, int part);
+  void GiveBack(Talk& talk, const v1::ReopenSequenceResponse& reopened);
   std::string ComputeAnew(Talk& talk);
   void Suspend(Talk& talk);
   std::string Truncate(Talk& talk);

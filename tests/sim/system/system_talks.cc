@@ -165,24 +165,29 @@ std::string SystemSimulation::Prompt(Talk& talk) {
   return "";
 }
 
+std::vector<std::byte> SystemSimulation::RowBytes(int layer, int kv_head, int32_t token,
+                                                  int64_t position) const {
+  const SyntheticRow row = rows_->Rows(layer, {token}, static_cast<Position>(position));
+  const auto width = static_cast<size_t>(group_options_.head_dim);
+  std::vector<std::byte> bytes;
+  for (const std::vector<float>* half : {&row.k, &row.v}) {
+    AppendStored(std::span(*half).subspan(static_cast<size_t>(kv_head) * width, width),
+                 group_options_.dtype, bytes);
+  }
+  return bytes;
+}
+
 void SystemSimulation::AddRows(Talk& talk, int64_t end) {
-  const int heads = group_options_.kv_heads;
+  const auto heads = static_cast<size_t>(group_options_.kv_heads);
   const size_t row_bytes = TestShape(group_options_, 0).row_bytes();
-  talk.rows.resize(static_cast<size_t>(group_options_.num_layers * heads));
-  for (int layer = 0; layer < group_options_.num_layers; ++layer) {
-    auto first =
-        static_cast<int64_t>(talk.rows[static_cast<size_t>(layer * heads)].size() / row_bytes);
-    for (int64_t position = first; position < end; ++position) {
-      const SyntheticRow row = rows_->Rows(layer, {talk.text[static_cast<size_t>(position)]},
-                                           static_cast<Position>(position));
-      for (int head = 0; head < heads; ++head) {
-        std::vector<std::byte>& bytes = talk.rows[static_cast<size_t>(layer * heads + head)];
-        const size_t at = static_cast<size_t>(head * group_options_.head_dim);
-        for (const std::vector<float>* half : {&row.k, &row.v}) {
-          AppendStored(std::span(*half).subspan(at, static_cast<size_t>(group_options_.head_dim)),
-                       group_options_.dtype, bytes);
-        }
-      }
+  talk.rows.resize(static_cast<size_t>(group_options_.num_layers) * heads);
+  for (size_t i = 0; i < talk.rows.size(); ++i) {
+    std::vector<std::byte>& rows = talk.rows[i];
+    for (auto position = rows.size() / row_bytes; position < static_cast<size_t>(end); ++position) {
+      const std::vector<std::byte> row =
+          RowBytes(static_cast<int>(i / heads), static_cast<int>(i % heads), talk.text[position],
+                   static_cast<int64_t>(position));
+      rows.insert(rows.end(), row.begin(), row.end());
     }
   }
 }
@@ -307,7 +312,9 @@ void SystemSimulation::ReportState(Talk& talk, bool with_sets, bool with_snapsho
     if (!reported.ok()) wrong_ = absl::StrCat("report: ", reported.status().ToString());
     if (reported.ok() && rank > 0 && *reported != plan) wrong_ = "ranks number plans differently";
     if (reported.ok()) plan = *reported;
-    if (with_sets) sets.push_back(*group_->cache(rank).Report(talk.id, /*with_sets=*/true));
+    if (!with_sets) continue;
+    sets.push_back(*group_->cache(rank).Report(talk.id, /*with_sets=*/true));
+    talk.whole = talk.whole && sets.back().unbacked.empty();
   }
   if (with_sets) talk.sets_of_plan[plan] = SetsHash(sets);
   if (!can) return;

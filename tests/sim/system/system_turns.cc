@@ -88,10 +88,31 @@ std::string SystemSimulation::Reopen(Talk& talk, bool turn, bool cancelled) {
   talk.lease = absl::Milliseconds(reopened->lease_ms());
   if (!cancelled) return Restore(talk, *reopened, turn);
   world_.trace.Note("turn cancelled before the ranks", talk.id);
+  GiveBack(talk, *reopened);
   rank_zero().link().RemoveSequence(talk.id);
   talk.where = Talk::Where::kEnded;
   talk.ForgetPlansAfter(reopened->plan());
   return "";
+}
+
+// As worker/server/sequence_client.h says.
+void SystemSimulation::GiveBack(Talk& talk, const v1::ReopenSequenceResponse& reopened) {
+  for (int rank = 0; rank < size(); ++rank) {
+    v1::ReportPlanRequest request;
+    request.set_group(kSimGroup);
+    request.set_rank(rank);
+    request.set_epoch(rank_zero().link().epoch());
+    v1::PlanReport& report = *request.add_reports();
+    report.set_sequence_id(talk.id);
+    report.set_plan(reopened.plan());
+    report.set_tokens_seen(reopened.tokens_seen());
+    report.set_incarnation(reopened.incarnation());
+    report.set_finished(true);
+    const auto taken = world_.network.CallNow<v1::ReportPlanResponse>(
+        rank_zero().caller(), [&] { return service_.registry().ReportPlan(request); });
+    if (!taken.ok()) return;
+  }
+  if (world_.OneIn(2)) Suspend(talk);
 }
 
 absl::StatusOr<SequenceSnapshot> SystemSimulation::ReadPart(SequenceId id, int64_t plan, int rank,
