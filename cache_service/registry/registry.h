@@ -17,6 +17,7 @@
 #include "cache_service/registry/group_registry.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/registry/sequence_registry.h"
+#include "cache_service/registry/tenant_quotas.h"
 #include "cache_service/tier/page_store.h"
 #include "heavywater/v1/group.pb.h"
 #include "heavywater/v1/sequence.pb.h"
@@ -38,6 +39,7 @@ class Registry {
 
   GroupRegistry& groups() { return groups_; }
   SequenceRegistry& sequences() { return sequences_; }
+  TenantQuotas& quotas() { return quotas_; }
 
   // FAILED_PRECONDITION when the fingerprint is not the group's.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request);
@@ -85,6 +87,7 @@ class Registry {
   StateStore* const state_;
   GroupRegistry groups_;
   SequenceRegistry sequences_;
+  TenantQuotas quotas_;
   Mutex mutex_;
   // Ranks that write no more, while processes which they have replaced still may: believed
   // at that time, if the sequence has not gone on by then.
