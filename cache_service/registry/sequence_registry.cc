@@ -135,7 +135,8 @@ SequenceRegistry::Record& SequenceRegistry::AddRecord(SequenceId id,
   Record& record =
       records_.try_emplace(id, request, LayoutOf(id, request, num_ranks)).first->second;
   record.lease = lease;
-  record.lease_end = clock_.Now() + lease;
+  record.lease_end = record.write_end = clock_.Now() + lease;
+  record.epoch = request.epoch();
   record.last_use = record.last_listed = clock_.Now();
   v1::OpenSequenceResponse response;
   response.set_sequence_id(id);
@@ -160,7 +161,7 @@ SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator reco
   (void)store_.Release(id);
   snapshot_bytes_ -= state.plans.snapshot_bytes();
   ended_.push_back({id, state.request.group(), state.request.epoch(), state.num_ranks,
-                    state.lease_end, state.lease});
+                    state.write_end, state.lease, state.incarnation});
   ended_requests_.push_back(state.request.request_id());
   // What is remembered of the ended is bounded like the living.
   while (static_cast<int64_t>(ended_requests_.size()) > options_.max_sequences) {
