@@ -143,4 +143,12 @@ def test_the_embedded_model_over_three_ranks(tmp_path):
         assert rank[0]["tokens"][0] == case["ids"][:16]
         for job in (1, 2):
             assert rank[job]["tokens"] == alone[job]["tokens"]
-            assert rank[job]["sets"] == alone[job]["sets"]
+            assert rank[job]["sets"] == ranks[0][job]["sets"]
+            # Another order of sums may decide between scores that are equal but for rounding (DESIGN, section 11).
+            pairs = [
+                pair
+                for sets in zip(rank[job]["sets"], alone[job]["sets"], strict=True)
+                for pair in zip(*sets, strict=True)
+            ]
+            differ = sum(len(set(mine) - set(own)) for mine, own in pairs)
+            assert differ <= 0.005 * sum(len(own) for _, own in pairs)
