@@ -25,6 +25,7 @@ BASE = "cache_service/base"
 TIER = "cache_service/tier"
 RUNTIME = "cache_service/runtime"
 SECURITY = "cache_service/security"
+ETCD = "cache_service/etcd"
 RANK_PARTS = ("worker/policy", "worker/cache", "worker/backend", "worker/comm")
 ALLOWED: dict[str, set[str]] = {
     BASE: set(),
@@ -45,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         *("worker/rank", "worker/model", "worker/replay", "client/cpp"),
     },
     SECURITY: {BASE},
+    ETCD: {BASE, SECURITY},
     RUNTIME: {BASE, SECURITY, "proto"},
     "cache_service/registry": {BASE, TIER, "proto"},
     "cache_service/server": {BASE, TIER, RUNTIME, "proto", "cache_service/registry"},
