@@ -70,6 +70,8 @@ class HostPageStore final : public PageStore {
   bool Promote(const PagePlace& place, std::span<const std::byte> bytes, int64_t max_used_bytes);
   // Of the sequence, which counts as used just now. NOT_FOUND.
   absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence);
+  // As SequencePages says. NOT_FOUND.
+  absl::StatusOr<std::vector<WrittenPart>> Written(SequenceId sequence) const;
   // Used and promised: what is not there for anybody else.
   int64_t TakenBytes() const;
 
