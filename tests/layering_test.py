@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     ETCD: {BASE, SECURITY},
     RUNTIME: {BASE, SECURITY, "proto"},
     "cache_service/registry": {BASE, TIER, "proto"},
-    CLUSTER: {BASE, ETCD, TIER, RUNTIME, "proto", "cache_service/registry"},
+    CLUSTER: {BASE, ETCD, SECURITY, TIER, RUNTIME, "proto", "cache_service/registry"},
     "cache_service/server": {BASE, TIER, RUNTIME, CLUSTER, "proto", "cache_service/registry"},
     "client/cpp": {BASE, SECURITY, "proto"},
 }

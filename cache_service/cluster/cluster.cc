@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/elsewhere.h"
 #include "cache_service/base/status.h"
+#include "cache_service/cluster/reach.h"
 #include "cache_service/runtime/logging.h"
 
 namespace heavywater {
@@ -15,6 +16,7 @@ namespace {
 
 // Of calls that wait for another service's sequence.
 constexpr size_t kMaxWaiting = 256;
+constexpr absl::Duration kReachLimit = absl::Milliseconds(300);
 constexpr absl::Duration kSlotLimit = absl::Seconds(3);
 constexpr absl::Duration kSlotRetry = absl::Milliseconds(100);
 // For its client, which has just asked.
@@ -129,6 +131,13 @@ void Cluster::Bring(SequenceId id, const Viewer& viewer,
   }
 }
 
+absl::Status Cluster::NotHeardOf(SequenceId id, const v1::SequenceRecord& record) const {
+  return absl::UnavailableError(absl::StrCat(
+      "sequence ", id, " is at the cache service at ", record.address(),
+      ", which is not heard of; it can be taken over in ",
+      absl::FormatDuration(options_.lease + options_.takeover), " if that does not come back"));
+}
+
 absl::Status Cluster::BringNow(SequenceId id, const Viewer& viewer) {
   // Somebody else has asked for it, too.
   if (registry_->sequences().Export(id, /*with_state=*/false).has_value()) return absl::OkStatus();
@@ -143,15 +152,14 @@ absl::Status Cluster::BringNow(SequenceId id, const Viewer& viewer) {
   if (record.owner() == options_.service) return Unknown(id);  // it has just ended
   switch (members_.Of(record.owner())) {
     case Members::Presence::kHere:
+      // It may have been lost just now, and who asks has come here for that.
+      if (!Listens(record.address(), kReachLimit)) return NotHeardOf(id, record);
       return ElsewhereError(absl::StrCat("sequence ", id, " is at the cache service at ",
                                          record.address(), ", not at this one"),
                             record.address());
     case Members::Presence::kUnknown:
     case Members::Presence::kMissing:
-      return absl::UnavailableError(
-          absl::StrCat("sequence ", id, " is at the cache service at ", record.address(),
-                       ", which is not heard of; it can be taken over in ",
-                       absl::FormatDuration(options_.takeover), " if that does not come back"));
+      return NotHeardOf(id, record);
     case Members::Presence::kGone:
       return TakeOver(id, **found);
   }

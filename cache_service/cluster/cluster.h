@@ -92,6 +92,7 @@ class Cluster {
                    std::unique_ptr<RemoteCopies> copies);
   absl::Status TakeSlot();
 
+  absl::Status NotHeardOf(SequenceId id, const v1::SequenceRecord& record) const;
   absl::Status BringNow(SequenceId id, const Viewer& viewer);
   absl::Status TakeOver(SequenceId id, const HeldRecord& held);
   absl::Status Move(SequenceId id, const HeldRecord& held);

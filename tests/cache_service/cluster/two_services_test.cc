@@ -291,12 +291,17 @@ TEST_F(TwoServicesTest, AServiceWhoseSequenceWasTakenOverEndsItsOwn) {
   auto b = Start();
   const SequenceId id = a->Suspended("request");
   AwaitCopy(id);
+  // Its record as it stays, with its group.
+  const std::string key = absl::StrCat(kPrefix, "/services/", RecordOf(id)->owner());
+  Await([&] {
+    const auto entry = etcd_->Get(key);
+    v1::ServiceRecord record;
+    return entry.ok() && entry->has_value() && record.ParseFromString((*entry)->value) &&
+           record.groups_size() == 1;
+  });
   // As if it had not been heard of: cut off from etcd, say.
-  ASSERT_TRUE(
-      etcd_
-          ->Commit({}, {{absl::StrCat(kPrefix, "/services/", RecordOf(id)->owner()), std::nullopt}})
-          .ok());
-  ASSERT_TRUE(b->Get(id).ok());
+  ASSERT_TRUE(etcd_->Commit({}, {{key, std::nullopt}}).ok());
+  Await([&] { return b->Get(id).ok(); });
   Await([&] { return !a->HasIt(id); });
   EXPECT_TRUE(b->HasIt(id));
   EXPECT_EQ(RecordOf(id)->address(), b->address());
