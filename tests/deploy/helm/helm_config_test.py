@@ -23,7 +23,10 @@ BIN = Path(os.environ.get("HEAVYWATER_BIN", helm_chart.ROOT / "build/release/bin
 # What the chart decides itself, so that `config` may not.
 SECURITY = {"tls_cert_file", "tls_key_file", "tls_client_ca_file", "allow_plaintext", "tokens_file"}
 MANAGED = {
-    "cache": {"listen_address", "metrics_address", "disable_slab", "slab_name", "state_dir", "disk_path", "advertised_address", *SECURITY},
+    "cache": {
+        "listen_address", "advertised_address", "metrics_address", "disable_slab", "slab_name", "state_dir",
+        "disk_path", *SECURITY,
+    },
     "worker": {
         "group", "rank", "size", "model", "listen_address", "advertised_address", "comm_address",
         "comm_interface", "cache_address", "disable_slab", "metrics_address",
