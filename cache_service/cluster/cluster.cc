@@ -41,8 +41,8 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Create(const ClusterOptions& o
   HW_ASSIGN_OR_RETURN(auto etcd, EtcdClient::Create(options.etcd));
   std::unique_ptr<RemoteCopies> copies;
   if (!options.redis_address.empty()) {
-    HW_ASSIGN_OR_RETURN(
-        copies, RemoteCopies::Create(options.redis_address, options.redis_timeout, Clock::Real()));
+    HW_ASSIGN_OR_RETURN(copies,
+                        RemoteCopies::Create(options.redis_address, options.redis, Clock::Real()));
   }
   std::unique_ptr<Cluster> cluster(new Cluster(options, std::move(etcd), std::move(copies)));
   const absl::Time deadline = absl::Now() + kSlotLimit;
@@ -86,6 +86,7 @@ void Cluster::Start(const std::string& address, Registry& registry, OrderedPageS
   bringer_ = std::make_unique<ThreadExecutor>(kMaxWaiting);
   beater_ = std::thread([this] { Beat(); });
   watcher_ = std::thread([this] { WatchAll(); });
+  started_ = true;
 }
 
 Cluster::~Cluster() { Stop(); }
@@ -100,12 +101,12 @@ void Cluster::Stop() {
   if (beater_.joinable()) beater_.join();
   if (watcher_.joinable()) watcher_.join();
   bringer_.reset();
-  if (publisher_ != nullptr) publisher_->Stop();
+  if (started_) publisher_->Stop();
   if (lease_ != 0) (void)etcd_->Revoke(lease_);  // or it ends by its time
 }
 
 void Cluster::Flush(absl::Duration limit) {
-  if (publisher_ != nullptr) publisher_->Flush(limit);
+  if (started_) publisher_->Flush(limit);
 }
 
 Cluster::Stats Cluster::stats() const {
@@ -117,12 +118,13 @@ Cluster::Stats Cluster::stats() const {
   stats.services = members_.size();
   stats.pending = changes_.size();
   stats.lag = changes_.Age();
-  if (publisher_ != nullptr) stats.published = publisher_->stats();
+  if (started_) stats.published = publisher_->stats();
   return stats;
 }
 
 void Cluster::Bring(SequenceId id, const Viewer& viewer,
                     std::function<void(const absl::Status&)> done) {
+  if (!started_) return done(absl::UnavailableError("the cache service starts"));
   const absl::Status queued =
       bringer_->Schedule([this, id, viewer, done] { done(BringNow(id, viewer)); });
   if (!queued.ok()) {

@@ -39,8 +39,8 @@ struct ClusterOptions {
   absl::Duration lease = absl::Seconds(10);  // of its place
   absl::Duration takeover = absl::Seconds(5);  // after its end
   std::string redis_address = {};              // empty: no copies
-  absl::Duration redis_timeout = absl::Seconds(1);
-  PublisherOptions publisher = {};  // but for the address
+  RedisEndpoint redis = {};                    // but for the address
+  PublisherOptions publisher = {};             // but for the address
 };
 
 // Thread safe after Start().
@@ -136,6 +136,7 @@ class Cluster {
   Stats stats_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<EtcdWatch> watch_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<ThreadExecutor> bringer_;
+  std::atomic<bool> started_ = false;
   std::thread beater_;
   std::thread watcher_;
 };

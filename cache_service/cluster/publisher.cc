@@ -17,6 +17,7 @@ namespace {
 using google::protobuf::util::MessageDifferencer;
 
 constexpr absl::Duration kRetry = absl::Seconds(1);
+constexpr absl::Duration kRetryWhenFull = absl::Seconds(30);
 constexpr absl::Duration kPoll = absl::Milliseconds(500);
 constexpr absl::Duration kMargin = absl::Minutes(10);
 
@@ -55,7 +56,9 @@ void Publisher::Run() {
     const std::optional<SequenceId> id = changes_.Take(kPoll);
     if (!id.has_value()) continue;
     const absl::Status done = Reconcile(*id);
-    if (!done.ok()) changes_.AddLater(*id, kRetry);
+    if (!done.ok()) {
+      changes_.AddLater(*id, absl::IsResourceExhausted(done) ? kRetryWhenFull : kRetry);
+    }
     changes_.Done();
   }
 }
@@ -172,7 +175,10 @@ absl::Status Publisher::AddCopy(SequenceId id, v1::SequenceRecord* record) {
     return absl::OkStatus();
   }
   (void)copier_->Erase(name);  // or it goes by its time
-  if (absl::IsUnavailable(copy.status()) || absl::IsAborted(copy.status())) return copy.status();
+  if (absl::IsUnavailable(copy.status()) || absl::IsAborted(copy.status()) ||
+      absl::IsResourceExhausted(copy.status())) {
+    return copy.status();
+  }
   // Trying again would not help.
   LogWarn("a sequence has no copy: it is lost if this service is",
           {{"sequence", id}, {"reason", copy.status().ToString()}});

@@ -60,7 +60,7 @@ class Publisher {
 
  private:
   void Run();
-  // UNAVAILABLE, ABORTED: to be tried again.
+  // UNAVAILABLE, ABORTED: to be tried again; RESOURCE_EXHAUSTED: less soon.
   absl::Status Reconcile(SequenceId id);
   absl::Status Publish(SequenceId id, const SequenceRegistry::Exported& local);
   absl::Status Put(SequenceId id, const HeldRecord& known, const v1::SequenceRecord& record);

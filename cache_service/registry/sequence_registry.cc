@@ -66,7 +66,8 @@ SequenceRegistry::SequenceRegistry(const RegistryOptions& options, PageStore& st
       store_(store),
       clock_(clock),
       state_(state),
-      next_id_(options.first_sequence_id) {}
+      next_id_(options.first_sequence_id),
+      pins_(options.max_pins) {}
 
 absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Replay(
     const v1::OpenSequenceRequest& request, const FirstAnswer& first) const {
@@ -104,7 +105,8 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
                                            .geometry = geometry,
                                            .num_ranks = num_ranks,
                                            .max_tokens = request.max_tokens(),
-                                           .prompt_tokens = request.prompt_tokens()});
+                                           .prompt_tokens = request.prompt_tokens(),
+                                           .tenant = request.tenant()});
   if (absl::IsResourceExhausted(opened)) *store_full = opened;
   HW_RETURN_IF_ERROR(opened);
   BoundCount();
@@ -153,6 +155,7 @@ absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(Seque
 SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator record) {
   const auto& [id, state] = *record;
   SaveEnd(id, state);
+  if (pins_.RemoveAll(id)) PinsChanged(id);
   (void)store_.Release(id);
   snapshot_bytes_ -= state.plans.snapshot_bytes();
   ended_.push_back({id, state.request.group(), state.request.epoch(), state.num_ranks,
@@ -402,8 +405,9 @@ std::vector<SequenceId> SequenceRegistry::Tick() {
   std::vector<SequenceId> expired;
   MutexLock lock(&mutex_);
   const absl::Time now = clock_.Now();
+  EndPins(now);
   for (auto record = records_.begin(); record != records_.end();) {
-    if (record->second.lease_end <= now) {
+    if (record->second.lease_end <= now && !pins_.IsPinned(record->first)) {
       expired.push_back(record->first);
       record = End(record);
       continue;

@@ -105,6 +105,7 @@ absl::Status SequenceRegistry::LoadSequence(SequenceId id, std::string_view valu
   record.lease_end += record.suspended;
   record.record_bytes = static_cast<int64_t>(value.size());
   next_id_ = std::max(next_id_, id + 1);
+  store_.SetTenant(id, record.request.tenant());
   HW_RETURN_IF_ERROR(record.plans.Load(message.plans()));
   snapshot_bytes_ += record.plans.snapshot_bytes();
   return absl::OkStatus();
@@ -162,7 +163,7 @@ absl::Status SequenceRegistry::Restore(const std::vector<SequenceId>& stored) {
   for (auto record = records_.begin(); record != records_.end();) {
     record = with_pages.contains(record->first) ? std::next(record) : End(record);
   }
-  return absl::OkStatus();
+  return LoadPins();
 }
 
 }  // namespace heavywater

@@ -30,7 +30,13 @@ ClusterOptions OptionsOf(const v1::CacheConfig& config, const std::string& servi
   options.lease = absl::Milliseconds(config.etcd_lease_ms());
   options.takeover = absl::Milliseconds(config.etcd_takeover_ms());
   options.redis_address = config.redis_address();
-  options.redis_timeout = absl::Milliseconds(config.redis_timeout_ms());
+  options.redis = {.timeout = absl::Milliseconds(config.redis_timeout_ms()),
+                   .username = config.redis_username(),
+                   .password_file = config.redis_password_file(),
+                   .tls = {.ca_file = config.redis_ca_file(),
+                           .server_name = config.redis_server_name(),
+                           .cert_file = config.redis_cert_file(),
+                           .key_file = config.redis_key_file()}};
   options.publisher.copies_finished = config.remote_copy() == "finished";
   options.publisher.copies_suspended =
       options.publisher.copies_finished || config.remote_copy() == "suspended";

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cache_service/runtime/logging.h"
+#include "cache_service/runtime/trace_context.h"
 #include "cache_service/server/unary.h"
 
 namespace heavywater {
@@ -50,12 +51,14 @@ template <typename Response>
 grpc::ServerUnaryReactor* SequenceService::Answer(grpc::CallbackServerContext* context,
                                                   SequenceId id, Response* response,
                                                   std::function<absl::StatusOr<Response>()> call) {
+  const ScopedTrace trace(*context);
   absl::StatusOr<Response> answer = call();
   if (bring_ == nullptr || !absl::IsNotFound(answer.status())) {
     return Finish(context, std::move(answer), response);
   }
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   bring_(id, access_.ViewerOf(*context), [=](const absl::Status& brought) {
+    const ScopedTrace later(*context);
     absl::StatusOr<Response> again = brought.ok() ? call() : absl::StatusOr<Response>(brought);
     if (again.ok()) *response = *std::move(again);
     reactor->Finish(ToGrpcStatus(again.status()));
@@ -66,7 +69,8 @@ grpc::ServerUnaryReactor* SequenceService::Answer(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* context,
                                                 const v1::OpenSequenceRequest* request,
                                                 v1::OpenSequenceResponse* response) {
-  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  const ScopedTrace trace(*context);
+  if (const absl::Status open = gate_.CheckNew(); !open.ok()) return Finish(context, open);
   auto opened = registry_.Open(*request);
   if (opened.ok()) {
     LogInfo("sequence opened", {{"sequence", opened->sequence_id()},
@@ -114,6 +118,7 @@ grpc::ServerUnaryReactor* SequenceService::Close(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* SequenceService::Reopen(grpc::CallbackServerContext* context,
                                                   const v1::ReopenSequenceRequest* request,
                                                   v1::ReopenSequenceResponse* response) {
+  const ScopedTrace trace(*context);
   if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
   return Answer<v1::ReopenSequenceResponse>(context, request->sequence_id(), response, [=, this] {
     auto reopened = registry_.Reopen(*request);

@@ -75,12 +75,15 @@ absl::Status Fetch(RedisConnection& redis, const std::string& name,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RemoteCopies>> RemoteCopies::Create(const std::string& address,
-                                                                   absl::Duration timeout,
+                                                                   RedisEndpoint endpoint,
                                                                    Clock& clock) {
-  HW_ASSIGN_OR_RETURN(const RedisAddress parsed, ParseRedisAddress(address));
+  HW_ASSIGN_OR_RETURN(RedisAddress parsed, ParseRedisAddress(address));
+  endpoint.host = std::move(parsed.host);
+  endpoint.port = parsed.port;
+  HW_RETURN_IF_ERROR(CheckRedisEndpoint(endpoint));
   // hiredis writes to sockets that the other side may have closed.
   std::signal(SIGPIPE, SIG_IGN);
-  return std::unique_ptr<RemoteCopies>(new RemoteCopies(parsed.host, parsed.port, timeout, clock));
+  return std::unique_ptr<RemoteCopies>(new RemoteCopies(std::move(endpoint), clock));
 }
 
 absl::Status RemoteCopies::PutPages(const std::string& copy, std::span<const PageCopy> pages,

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,9 +24,10 @@ namespace heavywater {
 // cannot be reached; RESOURCE_EXHAUSTED: it is full.
 class RemoteCopies {
  public:
-  // INVALID_ARGUMENT: the address. The clock must outlive it.
+  // `endpoint`: who asks, and how; the address says where. INVALID_ARGUMENT naming the field or
+  // file. The clock must outlive it.
   static absl::StatusOr<std::unique_ptr<RemoteCopies>> Create(const std::string& address,
-                                                              absl::Duration timeout, Clock& clock);
+                                                              RedisEndpoint endpoint, Clock& clock);
 
   // Adds to the copy of that name, which goes `ttl` from now unless more is added. All or an
   // error: then Erase() the copy.
@@ -44,8 +46,7 @@ class RemoteCopies {
   absl::Status Erase(const std::string& copy);
 
  private:
-  RemoteCopies(const std::string& host, int port, absl::Duration timeout, Clock& clock)
-      : pool_(host, port, timeout, clock) {}
+  RemoteCopies(RedisEndpoint endpoint, Clock& clock) : pool_(std::move(endpoint), clock) {}
 
   RedisPool pool_;
 };

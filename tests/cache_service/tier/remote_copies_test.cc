@@ -21,7 +21,7 @@ class RemoteCopiesTest : public testing::Test {
     std::string reason;
     server_ = RedisServer::Start(&reason);
     if (server_ == nullptr) GTEST_SKIP() << reason;
-    auto copies = RemoteCopies::Create(server_->address(), absl::Seconds(1), Clock::Real());
+    auto copies = RemoteCopies::Create(server_->address(), {}, Clock::Real());
     ASSERT_TRUE(copies.ok()) << copies.status();
     copies_ = *std::move(copies);
   }
