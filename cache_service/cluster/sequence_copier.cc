@@ -144,7 +144,9 @@ absl::Status SequenceCopier::Open(const Pages& pages, const v1::SequenceCopyStat
                        .fingerprint = pages.fingerprint,
                        .geometry = pages.geometry,
                        .num_ranks = sequence.num_ranks(),
-                       .max_tokens = sequence.request().max_tokens()};
+                       .max_tokens = sequence.request().max_tokens(),
+                       .tenant = sequence.request().tenant(),
+                       .dtype = PageDtypeOf(sequence.request().fingerprint().dtype())};
   for (const v1::CopiedPart& part : state.parts()) {
     HW_RETURN_IF_ERROR(CheckPart(part, spec.num_ranks, spec.geometry, spec.max_tokens));
     // Room for all of it, at once.

@@ -66,6 +66,9 @@ absl::Status SequenceRegistry::Import(SequenceId id, const v1::SequenceState& st
   }
   Record& record = records_.at(id);
   record.lease_end = lease_end;
+  // Nobody has written to it here.
+  record.write_end = absl::InfinitePast();
+  record.earlier_write_ends.clear();
   BoundSnapshots();
   Save(id, record);
   return absl::OkStatus();

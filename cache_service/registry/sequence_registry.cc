@@ -106,7 +106,8 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
                                            .num_ranks = num_ranks,
                                            .max_tokens = request.max_tokens(),
                                            .prompt_tokens = request.prompt_tokens(),
-                                           .tenant = request.tenant()});
+                                           .tenant = request.tenant(),
+                                           .dtype = PageDtypeOf(request.fingerprint().dtype())});
   if (absl::IsResourceExhausted(opened)) *store_full = opened;
   HW_RETURN_IF_ERROR(opened);
   BoundCount();
@@ -134,7 +135,8 @@ SequenceRegistry::Record& SequenceRegistry::AddRecord(SequenceId id,
   Record& record =
       records_.try_emplace(id, request, LayoutOf(id, request, num_ranks)).first->second;
   record.lease = lease;
-  record.lease_end = clock_.Now() + lease;
+  record.lease_end = record.write_end = clock_.Now() + lease;
+  record.epoch = request.epoch();
   record.last_use = record.last_listed = clock_.Now();
   v1::OpenSequenceResponse response;
   response.set_sequence_id(id);
@@ -159,7 +161,7 @@ SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator reco
   (void)store_.Release(id);
   snapshot_bytes_ -= state.plans.snapshot_bytes();
   ended_.push_back({id, state.request.group(), state.request.epoch(), state.num_ranks,
-                    state.lease_end, state.lease});
+                    state.write_end, state.lease, state.incarnation});
   ended_requests_.push_back(state.request.request_id());
   // What is remembered of the ended is bounded like the living.
   while (static_cast<int64_t>(ended_requests_.size()) > options_.max_sequences) {

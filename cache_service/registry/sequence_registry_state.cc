@@ -103,9 +103,11 @@ absl::Status SequenceRegistry::LoadSequence(SequenceId id, std::string_view valu
   record.incarnation = message.incarnation();
   record.suspended = absl::Milliseconds(message.suspended_ms());
   record.lease_end += record.suspended;
+  // Which processes had it before, and until when they may write, is not known any more.
+  if (record.incarnation > 0) record.earlier_write_ends[0] = record.write_end;
   record.record_bytes = static_cast<int64_t>(value.size());
   next_id_ = std::max(next_id_, id + 1);
-  store_.SetTenant(id, record.request.tenant());
+  store_.SetOwner(id, record.request.tenant(), PageDtypeOf(record.request.fingerprint().dtype()));
   HW_RETURN_IF_ERROR(record.plans.Load(message.plans()));
   snapshot_bytes_ += record.plans.snapshot_bytes();
   return absl::OkStatus();

@@ -12,6 +12,8 @@ namespace heavywater {
 namespace {
 
 constexpr size_t kMaxSnapshotPart = size_t{1} << 20;
+// Of any registry, for a write that is under way when its rank's time is over.
+constexpr absl::Duration kMaxWriteGrace = absl::Minutes(10);
 
 template <typename Value>
 absl::Status CheckSame(const char* field, const Value& got, const Value& opened) {
@@ -76,6 +78,44 @@ absl::Status SequenceRegistry::KeepInHostMemory(SequenceId id, int64_t max_token
                                              store_.HostBytes(id), " are in host memory"));
 }
 
+// Whose processes wrote so far may be others than those that go on: one that stood still
+// writes on when it wakes, until its time is over.
+void SequenceRegistry::NoteReopened(const v1::ReopenSequenceRequest& request, Record& record) {
+  const absl::Time now = clock_.Now();
+  absl::Time& write_end = record.earlier_write_ends[record.epoch];
+  write_end = std::max(write_end, record.write_end);
+  std::erase_if(record.earlier_write_ends,
+                [&](const auto& one) { return one.second + kMaxWriteGrace <= now; });
+  record.epoch = request.epoch();
+  ++record.incarnation;
+  record.suspended = absl::ZeroDuration();
+  record.lease_end = record.write_end = now + record.lease;
+  record.last_use = record.last_listed = now;
+}
+
+absl::Time SequenceRegistry::EarlierWriteEnd(SequenceId id, Epoch since) const {
+  MutexLock lock(&mutex_);
+  absl::Time end = absl::InfinitePast();
+  const auto record = records_.find(id);
+  if (record == records_.end()) return end;
+  for (const auto& [epoch, write_end] : record->second.earlier_write_ends) {
+    if (epoch < since) end = std::max(end, write_end);
+  }
+  return end;
+}
+
+std::vector<SequenceRegistry::FinishedRank> SequenceRegistry::FinishedRanks() const {
+  std::vector<FinishedRank> finished;
+  MutexLock lock(&mutex_);
+  for (const auto& [id, record] : records_) {
+    for (int rank = 0; rank < record.num_ranks; ++rank) {
+      if (!record.plans.is_finished(rank)) continue;
+      finished.push_back({id, rank, record.incarnation, record.write_end});
+    }
+  }
+  return finished;
+}
+
 absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
     const v1::ReopenSequenceRequest& request, int num_ranks) {
   MutexLock lock(&mutex_);
@@ -97,7 +137,8 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   }
   HW_RETURN_IF_ERROR(
       KeepInHostMemory(id, std::max(request.max_tokens(), record.request.max_tokens())));
-  known = std::max(known, snapshot->tokens_seen);
+  // What was given up behind the state is taken in again, as text that is not known.
+  known = std::max(std::min(known, record.plans.first_dropped()), snapshot->tokens_seen);
   snapshot_bytes_ -= record.plans.snapshot_bytes();
   record.plans.GoBackTo(snapshot->plan, known);
   snapshot_bytes_ += record.plans.snapshot_bytes();
@@ -106,10 +147,7 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
     record.plans.Extend(request.max_tokens());
   }
   record.request.set_group(request.group());
-  ++record.incarnation;
-  record.suspended = absl::ZeroDuration();
-  record.lease_end = clock_.Now() + record.lease;
-  record.last_use = record.last_listed = clock_.Now();
+  NoteReopened(request, record);
   Save(id, record);
   // After the record: a restart between the two finds more than it needs. What lies behind
   // the known tokens is written anew.
@@ -123,10 +161,10 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   return response;
 }
 
-bool SequenceRegistry::IsCurrent(const v1::PlanReport& report) const {
+bool SequenceRegistry::IsCurrent(SequenceId id, int32_t incarnation) const {
   MutexLock lock(&mutex_);
-  const auto record = records_.find(report.sequence_id());
-  return record == records_.end() || record->second.incarnation == report.incarnation();
+  const auto record = records_.find(id);
+  return record != records_.end() && record->second.incarnation == incarnation;
 }
 
 absl::StatusOr<v1::ReadSnapshotResponse> SequenceRegistry::ReadSnapshot(

@@ -74,6 +74,10 @@ absl::Status ValidateTiers(const v1::CacheConfig& config) {
   HW_RETURN_IF_ERROR(CheckInt("disk_bytes", config.disk_bytes(), kMinTierBytes, kMaxTierBytes));
   HW_RETURN_IF_ERROR(CheckText("redis_address", config.redis_address(), 0, kMaxNameBytes));
   HW_RETURN_IF_ERROR(ValidateRedis(config));
+  if (config.demoted_dtype() != "exact" && config.demoted_dtype() != "int8") {
+    return absl::InvalidArgumentError(absl::StrCat("demoted_dtype is \"", config.demoted_dtype(),
+                                                   "\", want \"exact\" or \"int8\""));
+  }
   HW_RETURN_IF_ERROR(CheckInt("redis_bytes", config.redis_bytes(), kMinTierBytes, kMaxTierBytes));
   HW_RETURN_IF_ERROR(CheckInt("redis_timeout_ms", config.redis_timeout_ms(), 1, 60'000));
   HW_RETURN_IF_ERROR(

@@ -90,6 +90,7 @@ struct CacheServer::Parts {
               std::move(below),
               {.high_percent = config.tier_high_percent(),
                .low_percent = config.tier_low_percent(),
+               .code_pages = config.demoted_dtype() == "int8",
                .on_change = [this](const char* tier,
                                    const absl::Status& status) { TierChanged(tier, status); }},
               clock),
@@ -104,7 +105,7 @@ struct CacheServer::Parts {
         groups(registry, gate),
         sequences(registry, gate, access, cluster->bring()),
         pages(page_handlers, gate, access),
-        blobs(blob_store, gate, TierThreads()),
+        blobs(blob_store, gate, TierThreads(), absl::Milliseconds(config.blob_stall_ms()), clock),
         drainer(registry, gate, clock),
         stats(registry, store, blob_store, drainer, clock),
         admin({.registry = registry,
@@ -261,6 +262,7 @@ void CacheServer::Tick() {
     parts_->events.Add("lease_ended", absl::StrCat("sequence ", sequence));
   }
   parts_->admin.Tick();
+  parts_->blobs.Tick();
 }
 
 void CacheServer::BeginDrain() {

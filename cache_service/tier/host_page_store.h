@@ -47,7 +47,7 @@ class HostPageStore final : public PageStore {
   // There is no tier below that this store knows how to reach.
   absl::Status MakeRoom(const absl::Status& full) override { return full; }
   void SetPinned(SequenceId sequence, bool pinned) override;
-  void SetTenant(SequenceId sequence, const std::string& tenant) override;
+  void SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) override;
   TenantBook& tenants() override { return tenants_; }
   PageStoreStats Stats() const override;
 
@@ -64,9 +64,9 @@ class HostPageStore final : public PageStore {
   // them, or one page. Each is moving until Settle().
   Moves BeginMoves(int from, int64_t max_bytes, const MoveFilter& filter = {});
   absl::Status CopyOut(const PagePlace& place, std::span<std::byte> bytes);
-  // The moving page has been copied to tier `to`: it lies there from now on, and its
-  // place in the slab, if it had one, is free.
-  Relocation Relocate(const PagePlace& place, int to);
+  // The moving page has been copied to tier `to`: it lies there from now on, stored `as` that,
+  // and its place in the slab, if it had one, is free.
+  Relocation Relocate(const PagePlace& place, int to, const StoredAs& as);
   void Settle(const PageKey& key);
   // Its bytes are lost or damaged where it lies: it is not moved again.
   void MarkStuck(const PageKey& key);

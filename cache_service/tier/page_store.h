@@ -31,6 +31,8 @@ struct SequenceSpec {
   int64_t prompt_tokens = 0;  // room that admission holds for it
   // Whose quota bounds what it holds, in all tiers.
   std::string tenant = {};
+  // Of the numbers in its rows, where they may be stored at 8 bits below.
+  PageDtype dtype = PageDtype::kOpaque;
 };
 
 // A reservation's answer must fit into one message.
@@ -187,8 +189,8 @@ class PageStore {
   virtual absl::Status MakeRoom(const absl::Status& full) = 0;
   // Its pages stay in the tier where they are. Nothing for an unknown one.
   virtual void SetPinned(SequenceId sequence, bool pinned) = 0;
-  // After a restart, which has brought back the pages but not whose they are.
-  virtual void SetTenant(SequenceId sequence, const std::string& tenant) = 0;
+  // After a restart, which has brought back the pages but not whose and what they are.
+  virtual void SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) = 0;
   virtual TenantBook& tenants() = 0;
   virtual PageStoreStats Stats() const = 0;
 };

@@ -125,8 +125,11 @@ def test_the_embedded_model_over_three_ranks(tmp_path):
     path = Path(os.environ["HEAVYWATER_MODEL"])
     loaded = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     checkpoint = tmp_path / "checkpoint"
-    loaded.save_pretrained(checkpoint)
-    del loaded
+    del loaded.config.quantization_config  # as a model with weights of its own
+    plain = transformers.AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
+    plain.load_state_dict(loaded.state_dict())
+    plain.save_pretrained(checkpoint)
+    del loaded, plain
     cases = json.loads((HERE.parents[1] / "reference" / "expected_ids.json").read_text())["cases"]
     case = max((case for case in cases if len(case["prompt_ids"]) < 700), key=lambda case: len(case["prompt_ids"]))
     snapkv = {"policy": "snapkv_h2o", "heavy_ratio": 0.1, "recent_ratio": 0.1, "min_budget_tokens": 1}
