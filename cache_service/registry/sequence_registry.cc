@@ -99,7 +99,7 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
   const auto first = first_answers_.find(request.request_id());
   if (first != first_answers_.end()) return Replay(request, first->second);
   HW_RETURN_IF_ERROR(CheckCount());
-  const SequenceId id = next_id_;
+  const SequenceId id = NextId();
   const absl::Status opened = store_.Open({.sequence = id,
                                            .fingerprint = FingerprintIdOf(request.fingerprint()),
                                            .geometry = geometry,
@@ -111,7 +111,7 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
   if (absl::IsResourceExhausted(opened)) *store_full = opened;
   HW_RETURN_IF_ERROR(opened);
   BoundCount();
-  ++next_id_;
+  next_id_ = id + 1;
   Record& record = AddRecord(
       id, request, num_ranks,
       request.lease_ms() == 0 ? options_.sequence_lease : absl::Milliseconds(request.lease_ms()));
@@ -362,6 +362,7 @@ absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
     if (report.incarnation() != record.incarnation) continue;
     record.plans.Apply(request.rank(), report);
     SaveReport(report.sequence_id(), record, request.rank(), report);
+    if (report.finished()) NoteChange(report.sequence_id());
     record.last_use = clock_.Now();
     ++num_reports_;
     if (!record.plans.agreement().ok() && !record.disagreement_counted) {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -151,6 +152,26 @@ class SequenceRegistry {
   };
   std::vector<Ended> TakeEnded();
 
+  // --- From one cache service to another --- (sequence_move.cc)
+  struct Exported {
+    std::string group;
+    std::string tenant;
+    std::string request_id;
+    int32_t incarnation = 0;
+    int64_t num_tokens = 0;
+    bool suspended = false;
+    bool finished = false;   // by all ranks: nobody writes to it
+    bool can_go_on = false;  // has a committed state
+    absl::Time lease_end;
+    v1::SequenceState state = {};  // where it was asked for
+  };
+  std::optional<Exported> Export(SequenceId id, bool with_state);
+  std::vector<SequenceId> Ids() const;
+  // Its pages are in the store. ALREADY_EXISTS, DATA_LOSS: nothing has changed.
+  absl::Status Import(SequenceId id, const v1::SequenceState& state, absl::Time lease_end);
+  // Another service has it now: it ends here. False: it is not here.
+  bool GiveUp(SequenceId id);
+
   int64_t num_sequences() const;
   int64_t num_reports() const;
   int64_t num_disagreements() const;
@@ -229,7 +250,12 @@ class SequenceRegistry {
   static PlanLayout LayoutOf(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks);
   Record& AddRecord(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks,
                     absl::Duration lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  SequenceId NextId() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteChange(SequenceId id) const {
+    if (options_.on_change) options_.on_change(id);
+  }
   // Each before anybody is answered. The whole of a sequence takes the place of its reports.
+  static v1::SequenceState RecordOf(const Record& record);
   void Save(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SaveReport(SequenceId id, Record& record, int rank, const v1::PlanReport& report)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -25,8 +25,7 @@ absl::Status Parse(std::string_view value, SequenceId id, Message* message) {
 
 }  // namespace
 
-void SequenceRegistry::Save(SequenceId id, Record& record) {
-  if (state_ == nullptr) return;
+v1::SequenceState SequenceRegistry::RecordOf(const Record& record) {
   v1::SequenceState message;
   *message.mutable_request() = record.request;
   message.set_num_ranks(record.num_ranks);
@@ -34,7 +33,13 @@ void SequenceRegistry::Save(SequenceId id, Record& record) {
   message.set_incarnation(record.incarnation);
   message.set_suspended_ms(absl::ToInt64Milliseconds(record.suspended));
   *message.mutable_plans() = record.plans.ToRecord();
-  std::string value = message.SerializeAsString();
+  return message;
+}
+
+void SequenceRegistry::Save(SequenceId id, Record& record) {
+  NoteChange(id);
+  if (state_ == nullptr) return;
+  std::string value = RecordOf(record).SerializeAsString();
   record.record_bytes = static_cast<int64_t>(value.size());
   record.report_bytes = 0;
   StateBatch batch;
@@ -62,6 +67,7 @@ void SequenceRegistry::SaveReport(SequenceId id, Record& record, int rank,
 }
 
 void SequenceRegistry::SaveEnd(SequenceId id, const Record& record) {
+  NoteChange(id);
   if (state_ == nullptr) return;
   v1::RetiringState retiring;
   retiring.set_group(record.request.group());

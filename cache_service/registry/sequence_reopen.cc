@@ -46,7 +46,10 @@ absl::Status CheckTokens(const Tokens& got, const std::vector<int32_t>& known, i
 absl::Status SequenceRegistry::CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks,
                                            SequenceId id, const Record& record) {
   const v1::OpenSequenceRequest& opened = record.request;
-  HW_RETURN_IF_ERROR(CheckSame("group", request.group(), opened.group()));
+  // One that came from another cache service is of whichever group asks first.
+  if (!opened.group().empty()) {
+    HW_RETURN_IF_ERROR(CheckSame("group", request.group(), opened.group()));
+  }
   HW_RETURN_IF_ERROR(CheckSame("number of ranks", num_ranks, record.num_ranks));
   if (!request.extends()) {
     HW_RETURN_IF_ERROR(CheckSame("max_tokens", request.max_tokens(), opened.max_tokens()));
@@ -143,6 +146,7 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
     record.request.set_max_tokens(request.max_tokens());
     record.plans.Extend(request.max_tokens());
   }
+  record.request.set_group(request.group());
   NoteReopened(request, record);
   Save(id, record);
   // After the record: a restart between the two finds more than it needs. What lies behind

@@ -77,6 +77,8 @@ class HostPageStore final : public PageStore {
   absl::Status CheckHostQuota(SequenceId sequence, int64_t bytes);
   // Of the sequence, which counts as used just now. NOT_FOUND.
   absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence);
+  // As SequencePages says. NOT_FOUND.
+  absl::StatusOr<std::vector<WrittenPart>> Written(SequenceId sequence) const;
   // Used and promised: what is not there for anybody else.
   int64_t TakenBytes() const;
 

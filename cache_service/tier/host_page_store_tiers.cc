@@ -172,6 +172,13 @@ absl::Status HostPageStore::Extend(SequenceId sequence, int64_t max_tokens) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<WrittenPart>> HostPageStore::Written(SequenceId sequence) const {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  MutexLock entry_lock(&entry->mutex);
+  if (entry->released) return Ended(sequence);
+  return entry->pages.Written();
+}
+
 int64_t HostPageStore::TakenBytes() const {
   MutexLock lock(&mutex_);
   return slab_->used_bytes() + counters_.promised_bytes;

@@ -109,6 +109,10 @@ class OrderedPageStore final : public PageStore {
   // that lie below are told to their tiers.
   absl::StatusOr<HostPageStore::Restored> Restore();
 
+  // As HostPageStore says.
+  absl::StatusOr<std::vector<WrittenPart>> Written(SequenceId sequence) const {
+    return host_->Written(sequence);
+  }
   bool has_lower_tiers() const { return !below_.empty(); }
   const Slab& slab() const { return host_->slab(); }
   Slab& slab() { return host_->slab(); }

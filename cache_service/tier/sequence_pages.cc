@@ -430,7 +430,15 @@ void SequencePages::Truncate(int64_t tokens) {
 void SequencePages::StopWriter(int rank) {
   if (rank < 0 || rank >= spec_.num_ranks) return;
   if (writers_.erase(rank) > 0) NoteChange();
+  // Whoever comes next for the rank may map the slab.
+  if (streamers_.erase(rank) > 0) NoteChange();
   if (stopped_.insert(rank).second) NoteChange();
+}
+
+std::vector<WrittenPart> SequencePages::Written() const {
+  std::vector<WrittenPart> parts;
+  for (const auto& [rank, heads] : heads_) parts.push_back({rank, heads, Watermark(rank)});
+  return parts;
 }
 
 }  // namespace heavywater

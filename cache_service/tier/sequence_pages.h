@@ -20,6 +20,13 @@
 
 namespace heavywater {
 
+// What one rank has written of a sequence.
+struct WrittenPart {
+  int rank = 0;
+  HeadRange heads = {};
+  int64_t num_positions = 0;
+};
+
 // A page's bookkeeping: with its key and the table's overhead under 100 bytes.
 struct PageEntry {
   int64_t offset = 0;                     // in the slab
@@ -74,6 +81,8 @@ class SequencePages {
   // Ranks that may be writing in the slab.
   void StopWriter(int rank);
   bool has_writers() const { return !writers_.empty(); }
+  // Of each rank that has reserved pages: its heads, and how far they are written.
+  std::vector<WrittenPart> Written() const;
   bool all_stopped() const { return static_cast<int>(stopped_.size()) == spec_.num_ranks; }
 
   const SequenceSpec& spec() const { return spec_; }
