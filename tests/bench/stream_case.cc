@@ -24,9 +24,7 @@ constexpr int kHeadDim = 128;
 constexpr int64_t kRowBytes = 2 * kHeadDim * 2;  // bf16
 constexpr int64_t kChunkBytes = 1 << 20;
 
-uint32_t Crc(const std::string& text) {
-  return Crc32c(std::as_bytes(std::span<const char>(text)));
-}
+uint32_t Crc(const std::string& text) { return Crc32c(std::as_bytes(std::span<const char>(text))); }
 
 // The client's side, which is the same for both.
 class Streams : public StreamCase {
