@@ -10,8 +10,8 @@ namespace {
 
 std::string PageRecord(const PageEntry& entry) {
   const int64_t flags = int64_t{entry.direct} | int64_t{entry.sealed} << 1 |
-                        int64_t{entry.stuck} << 2 | int64_t{entry.tier} << 8 |
-                        int64_t{entry.rank} << 16;
+                        int64_t{entry.stuck} << 2 | int64_t{entry.resting} << 3 |
+                        int64_t{entry.tier} << 8 | int64_t{entry.rank} << 16;
   RecordWriter writer;
   writer.Add(entry.offset);
   writer.Add(int64_t{entry.crc} | int64_t{entry.rows_written} << 32);
@@ -161,7 +161,8 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::LoadPage(uint64_t number
   } else {
     ++num_below_;
   }
-  pages_[key] = entry;
+  PageEntry& loaded = pages_[key] = entry;
+  SetResting(key, loaded, (flags >> 3 & 1) != 0);
   if (entry.tier == kHostTier) return std::nullopt;
   return PlaceOf(key, entry);
 }
