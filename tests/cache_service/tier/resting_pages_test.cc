@@ -253,7 +253,9 @@ class RestingPagesSimTest : public RestingPagesTest,
     for (const PageId& page : Pages(sequence.full_pages)) AskOne(id, sequence, page);
   }
   void AskOne(SequenceId id, Sequence& sequence, const PageId& page) {
+    const SequenceId busy = std::exchange(busy_, id);
     const auto asked = store_->Ask(id, 0, {&page, 1});
+    busy_ = busy;
     ASSERT_TRUE(asked.ok()) << asked.status();
     const absl::StatusOr<int64_t>& offset = asked->at(0);
     if (offset.ok()) {
@@ -267,7 +269,7 @@ class RestingPagesSimTest : public RestingPagesTest,
     if (live_.empty()) return nullptr;
     const auto found = std::next(live_.begin(), random_() % live_.size());
     *id = found->first;
-    return &found->second;
+    return *id == busy_ ? nullptr : &found->second;
   }
   PageId AnyPage(const Sequence& sequence) {
     return {static_cast<int>(random_() % 2), static_cast<int>(random_() % 2),
@@ -339,6 +341,8 @@ class RestingPagesSimTest : public RestingPagesTest,
 
   std::mt19937 random_{GetParam()};
   SequenceId last_id_ = 0;
+  // A rank asks and tells one thing at a time: what happens in the middle happens to others.
+  SequenceId busy_ = 0;
   std::map<SequenceId, Sequence> live_;
 };
 
