@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -16,6 +17,7 @@
 #include "cache_service/registry/group_registry.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/registry/sequence_registry.h"
+#include "cache_service/registry/tenant_quotas.h"
 #include "cache_service/tier/page_store.h"
 #include "heavywater/v1/group.pb.h"
 #include "heavywater/v1/sequence.pb.h"
@@ -37,6 +39,7 @@ class Registry {
 
   GroupRegistry& groups() { return groups_; }
   SequenceRegistry& sequences() { return sequences_; }
+  TenantQuotas& quotas() { return quotas_; }
 
   // FAILED_PRECONDITION when the fingerprint is not the group's.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request);
@@ -63,6 +66,7 @@ class Registry {
     Epoch epoch = 0;  // in which it was opened
     int num_ranks = 0;
     absl::Time deadline;
+    int32_t incarnation = 0;        // at its end; kUnknownIncarnation
     std::map<int, int> heard = {};  // heartbeats since the end, by rank
   };
 
@@ -70,7 +74,10 @@ class Registry {
   absl::Status LoadRetiring(const std::vector<SequenceId>& retiring)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CollectEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsWriterOf(const std::string& group, SequenceId sequence);
+  // Whoever has the sequence (or had it at its end) says that it writes no more.
+  void NoteFinished(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
+  bool IsOfItsEnd(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
+  void StopLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopWriters(const std::string& group, int rank,
                    const absl::flat_hash_set<SequenceId>& listed);
 
@@ -80,7 +87,15 @@ class Registry {
   StateStore* const state_;
   GroupRegistry groups_;
   SequenceRegistry sequences_;
+  TenantQuotas quotas_;
   Mutex mutex_;
+  // Ranks that write no more, while processes which they have replaced still may: believed
+  // at that time, if the sequence has not gone on by then.
+  struct LateStop {
+    int32_t incarnation = 0;
+    absl::Time at;
+  };
+  std::map<std::pair<SequenceId, int>, LateStop> late_stops_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Retiring> retiring_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -66,7 +66,8 @@ SequenceRegistry::SequenceRegistry(const RegistryOptions& options, PageStore& st
       store_(store),
       clock_(clock),
       state_(state),
-      next_id_(options.first_sequence_id) {}
+      next_id_(options.first_sequence_id),
+      pins_(options.max_pins) {}
 
 absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Replay(
     const v1::OpenSequenceRequest& request, const FirstAnswer& first) const {
@@ -98,17 +99,19 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
   const auto first = first_answers_.find(request.request_id());
   if (first != first_answers_.end()) return Replay(request, first->second);
   HW_RETURN_IF_ERROR(CheckCount());
-  const SequenceId id = next_id_;
+  const SequenceId id = NextId();
   const absl::Status opened = store_.Open({.sequence = id,
                                            .fingerprint = FingerprintIdOf(request.fingerprint()),
                                            .geometry = geometry,
                                            .num_ranks = num_ranks,
                                            .max_tokens = request.max_tokens(),
-                                           .prompt_tokens = request.prompt_tokens()});
+                                           .prompt_tokens = request.prompt_tokens(),
+                                           .tenant = request.tenant(),
+                                           .dtype = PageDtypeOf(request.fingerprint().dtype())});
   if (absl::IsResourceExhausted(opened)) *store_full = opened;
   HW_RETURN_IF_ERROR(opened);
   BoundCount();
-  ++next_id_;
+  next_id_ = id + 1;
   Record& record = AddRecord(
       id, request, num_ranks,
       request.lease_ms() == 0 ? options_.sequence_lease : absl::Milliseconds(request.lease_ms()));
@@ -132,7 +135,8 @@ SequenceRegistry::Record& SequenceRegistry::AddRecord(SequenceId id,
   Record& record =
       records_.try_emplace(id, request, LayoutOf(id, request, num_ranks)).first->second;
   record.lease = lease;
-  record.lease_end = clock_.Now() + lease;
+  record.lease_end = record.write_end = clock_.Now() + lease;
+  record.epoch = request.epoch();
   record.last_use = record.last_listed = clock_.Now();
   v1::OpenSequenceResponse response;
   response.set_sequence_id(id);
@@ -153,10 +157,11 @@ absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(Seque
 SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator record) {
   const auto& [id, state] = *record;
   SaveEnd(id, state);
+  if (pins_.RemoveAll(id)) PinsChanged(id);
   (void)store_.Release(id);
   snapshot_bytes_ -= state.plans.snapshot_bytes();
   ended_.push_back({id, state.request.group(), state.request.epoch(), state.num_ranks,
-                    state.lease_end, state.lease});
+                    state.write_end, state.lease, state.incarnation});
   ended_requests_.push_back(state.request.request_id());
   // What is remembered of the ended is bounded like the living.
   while (static_cast<int64_t>(ended_requests_.size()) > options_.max_sequences) {
@@ -357,6 +362,7 @@ absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
     if (report.incarnation() != record.incarnation) continue;
     record.plans.Apply(request.rank(), report);
     SaveReport(report.sequence_id(), record, request.rank(), report);
+    if (report.finished()) NoteChange(report.sequence_id());
     record.last_use = clock_.Now();
     ++num_reports_;
     if (!record.plans.agreement().ok() && !record.disagreement_counted) {
@@ -401,8 +407,9 @@ std::vector<SequenceId> SequenceRegistry::Tick() {
   std::vector<SequenceId> expired;
   MutexLock lock(&mutex_);
   const absl::Time now = clock_.Now();
+  EndPins(now);
   for (auto record = records_.begin(); record != records_.end();) {
-    if (record->second.lease_end <= now) {
+    if (record->second.lease_end <= now && !pins_.IsPinned(record->first)) {
       expired.push_back(record->first);
       record = End(record);
       continue;

@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -16,10 +17,12 @@
 #include "cache_service/base/ids.h"
 #include "cache_service/base/mutex.h"
 #include "cache_service/base/viewer.h"
+#include "cache_service/registry/pin_book.h"
 #include "cache_service/registry/plan_state.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/state_store.h"
+#include "heavywater/v1/admin.pb.h"
 #include "heavywater/v1/cache_state.pb.h"
 #include "heavywater/v1/group.pb.h"
 #include "heavywater/v1/sequence.pb.h"
@@ -78,9 +81,19 @@ class SequenceRegistry {
   absl::Status Report(const v1::ReportPlanRequest& request,
                       google::protobuf::RepeatedField<uint64_t>* unknown);
 
-  // Whether the report comes from whoever has the sequence now: it was not reopened
-  // since. True for unknown ones.
-  bool IsCurrent(const v1::PlanReport& report) const;
+  // Whether the sequence was not reopened since. False for unknown ones.
+  bool IsCurrent(SequenceId id, int32_t incarnation) const;
+  // Until when, by their own clocks, processes may write to it that had it before it was
+  // reopened and joined their group before `since`. The past: none, or it is unknown.
+  absl::Time EarlierWriteEnd(SequenceId id, Epoch since) const;
+  // Of a sequence that goes on: whose last word was that they write no more.
+  struct FinishedRank {
+    SequenceId id = 0;
+    int rank = 0;
+    int32_t incarnation = 0;
+    absl::Time write_end;  // of whoever may be writing nevertheless
+  };
+  std::vector<FinishedRank> FinishedRanks() const;
 
   // The store's watermark of the sequence has risen: a plan that waits for it may
   // be committed now. (Of ranks that write in the slab Tick() and readers find out.)
@@ -104,6 +117,25 @@ class SequenceRegistry {
   // holds the room.
   absl::Status MakeRoom(const absl::Status& full);
 
+  // As AdminService says. (sequence_pins.cc)
+  absl::StatusOr<v1::PinResponse> Pin(const v1::PinRequest& request);
+  struct Pinned {
+    int64_t pins = 0;
+    int64_t sequences = 0;
+    int64_t host_bytes = 0;
+  };
+  Pinned CountPinned() const;
+  // Pins whose deadline has come since the last call, as far as kMaxEndedPins.
+  std::vector<heavywater::Pin> TakeEndedPins();
+  // Neither finished nor suspended.
+  std::vector<SequenceId> Running() const;
+  // Every sequence's state as one record.
+  struct Written {
+    int64_t sequences = 0;
+    int64_t bytes = 0;
+  };
+  Written SaveAll();
+
   // Ends leases that are over and moves committed plans on. Returns the sequences
   // that it ended.
   std::vector<SequenceId> Tick();
@@ -114,10 +146,31 @@ class SequenceRegistry {
     std::string group;
     Epoch epoch = 0;  // in which it was opened
     int num_ranks = 0;
-    absl::Time lease_end;  // as it was given: a rank that is cut off may write until then
+    absl::Time write_end;  // as leases were given: a rank that is cut off may write until then
     absl::Duration lease = absl::ZeroDuration();
+    int32_t incarnation = 0;
   };
   std::vector<Ended> TakeEnded();
+
+  // --- From one cache service to another --- (sequence_move.cc)
+  struct Exported {
+    std::string group;
+    std::string tenant;
+    std::string request_id;
+    int32_t incarnation = 0;
+    int64_t num_tokens = 0;
+    bool suspended = false;
+    bool finished = false;   // by all ranks: nobody writes to it
+    bool can_go_on = false;  // has a committed state
+    absl::Time lease_end;
+    v1::SequenceState state = {};  // where it was asked for
+  };
+  std::optional<Exported> Export(SequenceId id, bool with_state);
+  std::vector<SequenceId> Ids() const;
+  // Its pages are in the store. ALREADY_EXISTS, DATA_LOSS: nothing has changed.
+  absl::Status Import(SequenceId id, const v1::SequenceState& state, absl::Time lease_end);
+  // Another service has it now: it ends here. False: it is not here.
+  bool GiveUp(SequenceId id);
 
   int64_t num_sequences() const;
   int64_t num_reports() const;
@@ -133,6 +186,13 @@ class SequenceRegistry {
     int num_ranks;
     absl::Duration lease;
     absl::Time lease_end;
+    // Until when ranks that hear nothing more may write by their own clocks: as long as a
+    // lease from the last call that gave it anew. (A suspended one's lease is longer.)
+    absl::Time write_end;
+    // Likewise of those that had it before it was reopened, by the epoch in which they got
+    // it: one of each formation, while that time is not over.
+    std::map<Epoch, absl::Time> earlier_write_ends;
+    Epoch epoch = 0;         // in which it was opened or reopened last
     absl::Time last_use;     // its ranks' last report, or somebody's last read
     absl::Time last_listed;  // by a rank that has it open
     PlanState plans;
@@ -160,9 +220,14 @@ class SequenceRegistry {
     int64_t host_bytes = 0;
   };
 
-  // The longest unused first.
-  std::vector<Finished> FinishedSequences() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static constexpr size_t kMaxEndedPins = 1024;
+
+  // The longest unused first; those that nobody has pinned or suspended. Null: of every tenant.
+  std::vector<Finished> FinishedSequences(const std::string* tenant = nullptr)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reclaim(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status EndFinishedOf(const TenantShortage& tenant, const absl::Status& full)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndFinished(const absl::Status& full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Open() as far as it goes without more room in the store, which is `store_full` then.
   absl::StatusOr<v1::OpenSequenceResponse> TryOpen(const v1::OpenSequenceRequest& request,
@@ -185,7 +250,12 @@ class SequenceRegistry {
   static PlanLayout LayoutOf(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks);
   Record& AddRecord(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks,
                     absl::Duration lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  SequenceId NextId() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteChange(SequenceId id) const {
+    if (options_.on_change) options_.on_change(id);
+  }
   // Each before anybody is answered. The whole of a sequence takes the place of its reports.
+  static v1::SequenceState RecordOf(const Record& record);
   void Save(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SaveReport(SequenceId id, Record& record, int rank, const v1::PlanReport& report)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -202,12 +272,20 @@ class SequenceRegistry {
                            const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status KeepInHostMemory(SequenceId id, int64_t max_tokens);
   void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckSuspended(SequenceId id, const Record& record) const
+  // Host memory of what is suspended or pinned, with one more sequence.
+  int64_t KeptBytes(SequenceId with) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckKept(SequenceId id, const char* what) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells the store, and keeps them.
+  void PinsChanged(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndPins(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LoadPins() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether ranks may have it open: they have not all finished, and were heard of lately.
   bool MayRun(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state that was taken first, of sequences that nobody has suspended if there are any.
   PlanState* OldestSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteReopened(const v1::ReopenSequenceRequest& request, Record& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Never shortens what is left of it.
   void RenewLease(Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BoundSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -228,6 +306,8 @@ class SequenceRegistry {
   // Request ids of Close, by sequence, likewise.
   std::map<SequenceId, std::string> closed_ ABSL_GUARDED_BY(mutex_);
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
+  PinBook pins_ ABSL_GUARDED_BY(mutex_);
+  std::vector<heavywater::Pin> ended_pins_ ABSL_GUARDED_BY(mutex_);
   // The last ones, and their tenants.
   std::map<SequenceId, std::string> reclaimed_ ABSL_GUARDED_BY(mutex_);
   int64_t num_reclaimed_ ABSL_GUARDED_BY(mutex_) = 0;

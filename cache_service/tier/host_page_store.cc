@@ -100,10 +100,21 @@ absl::StatusOr<HostPageStore::EntryPtr> HostPageStore::Admit(const SequenceSpec&
   }
   const int64_t limit = std::numeric_limits<int64_t>::max() - Slab::RoundUp(watermarks_bytes);
   const int64_t need = std::min(prompt_bytes, limit) + Slab::RoundUp(watermarks_bytes);
-  HW_RETURN_IF_ERROR(CheckRoom(need, /*own_promise=*/0));
-  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> watermarks, Allocate(1, watermarks_bytes, 0));
+  // The quota first: no room is made among others for what does not fit into it.
+  const TenantUse hold = {.host_bytes = std::min(prompt_bytes, slab_->total_bytes()),
+                          .sequences = IsValue(spec.sequence) ? 0 : 1};
+  HW_RETURN_IF_ERROR(tenants_.TryHold(spec.tenant, hold));
+  absl::Status room = CheckRoom(need, /*own_promise=*/0);
+  absl::StatusOr<std::vector<int64_t>> watermarks;
+  if (room.ok()) watermarks = Allocate(1, watermarks_bytes, 0);
+  room.Update(watermarks.status());
+  if (!room.ok()) {
+    tenants_.Change(spec.tenant, {.host_bytes = -hold.host_bytes, .sequences = -hold.sequences});
+    return room;
+  }
   auto entry =
-      std::make_shared<Entry>(SequencePages(spec, watermarks[0], *slab_), state_ != nullptr);
+      std::make_shared<Entry>(SequencePages(spec, (*watermarks)[0], *slab_), state_ != nullptr,
+                              /*is_released=*/false, hold);
   Promise(*entry, prompt_bytes);
   entry->last_use = ++use_count_;
   sequences_.emplace(spec.sequence, entry);
@@ -143,8 +154,13 @@ absl::StatusOr<Reservation> HostPageStore::Reserve(const PageRange& range, bool 
     // A sequence's own promise is for its prompt only: what decode needs beyond
     // must not eat into the prompts of others, nor count on its own.
     const int64_t own = std::min(Times(missing.prompt_pages, taken_bytes), entry->promised_bytes);
+    const int64_t more = Times(missing.pages, taken_bytes) - own;
+    HW_RETURN_IF_ERROR(HoldHost(*entry, more));
     offsets = Allocate(missing.pages, page_bytes, own);
-    if (!offsets.ok()) return offsets.status();
+    if (!offsets.ok()) {
+      ReturnHost(*entry, more);
+      return offsets.status();
+    }
     Promise(*entry, entry->promised_bytes - own);
     counters_.pages += missing.pages;
   }
@@ -297,9 +313,12 @@ void HostPageStore::FreeAll(Entry& entry) {
     entry.pages.StopTracking();
   }
   FreePages(entry, entry.pages.TakeAll());
-  MutexLock lock(&mutex_);
-  Promise(entry, 0);
-  slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));
+  {
+    MutexLock lock(&mutex_);
+    Promise(entry, 0);
+    slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));
+  }
+  Recount(entry);
 }
 
 int64_t HostPageStore::Watermark(SequenceId sequence, int rank) const {

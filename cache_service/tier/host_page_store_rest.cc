@@ -102,7 +102,7 @@ int64_t HostPageStore::MovableBytes() const {
   int64_t bytes = 0;
   for (const EntryPtr& entry : LongestUnusedFirst()) {
     MutexLock entry_lock(&entry->mutex);
-    if (entry->released) continue;
+    if (entry->released || entry->pinned) continue;
     bytes += entry->pages.num_movable() * Slab::RoundUp(entry->pages.spec().geometry.page_bytes());
   }
   return bytes;

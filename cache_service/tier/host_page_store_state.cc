@@ -9,6 +9,7 @@
 namespace heavywater {
 
 void HostPageStore::Save(Entry& entry) {
+  Recount(entry);
   if (state_ == nullptr) return;
   SequencePages::Kept kept = {.released = entry.released};
   {
@@ -46,8 +47,18 @@ absl::StatusOr<HostPageStore::Restored> HostPageStore::Restore() {
                         HW_ASSIGN_OR_RETURN(const StateId id, ParseStateKey(key));
                         return LoadPage(id, record, &restored);
                       }));
-  MutexLock lock(&mutex_);
-  CutPromises();
+  std::vector<EntryPtr> entries;
+  {
+    MutexLock lock(&mutex_);
+    CutPromises();
+    for (const auto* all : {&sequences_, &retiring_}) {
+      for (const auto& [id, entry] : *all) entries.push_back(entry);
+    }
+  }
+  for (const EntryPtr& entry : entries) {
+    MutexLock entry_lock(&entry->mutex);
+    Recount(*entry);
+  }
   return restored;
 }
 

@@ -49,7 +49,7 @@ absl::Status OrderedPageStore::Read(const RowRange& rows, std::span<std::byte> b
 absl::Status OrderedPageStore::ReadBelow(const PagePlace& place, const RowRange& rows,
                                          std::span<std::byte> bytes) {
   std::vector<std::byte> page(place.page_bytes);
-  const absl::Status status = CopyPage(place, page);
+  const absl::Status status = CopyDecoded(place, page);
   if (!status.ok()) {
     if (!absl::IsNotFound(status)) CountFailure(place.tier, status);
     return status;
@@ -74,6 +74,7 @@ absl::Status OrderedPageStore::BringUp(SequenceId sequence) {
   for (int round = 0; round < kMaxRounds; ++round) {
     HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, host_->PagesBelow(sequence));
     if (below.empty()) return absl::OkStatus();
+    HW_RETURN_IF_ERROR(MakeQuotaRoom(sequence, below));
     for (const PagePlace& place : below) {
       status = BringUpPage(place);
       if (!status.ok() && !absl::IsNotFound(status)) return status;
@@ -87,7 +88,7 @@ absl::Status OrderedPageStore::BringUp(SequenceId sequence) {
 
 absl::Status OrderedPageStore::BringUpPage(const PagePlace& place) {
   std::vector<std::byte> page(place.page_bytes);
-  const absl::Status copied = CopyPage(place, page);
+  const absl::Status copied = CopyDecoded(place, page);
   if (!copied.ok()) {
     if (!absl::IsNotFound(copied)) CountFailure(place.tier, copied);
     return copied;
@@ -138,7 +139,7 @@ absl::StatusOr<HostPageStore::Restored> OrderedPageStore::Restore() {
           absl::StrCat(Describe(place.key), " lies in tier ", place.tier, " of ", num_tiers()));
     }
     if (ended.contains(place.key.sequence)) continue;  // nobody asks for it
-    by_tier[place.tier].push_back({place.key, place.page_bytes});
+    by_tier[place.tier].push_back({place.key, place.stored_bytes()});
     MutexLock lock(&mutex_);
     lowered_.insert(place.key.sequence);
   }
@@ -151,6 +152,9 @@ absl::StatusOr<HostPageStore::Restored> OrderedPageStore::Restore() {
 absl::Status OrderedPageStore::MakeRoom(const absl::Status& full) {
   if (!has_lower_tiers() || !absl::IsResourceExhausted(full)) return full;
   for (int tier = 1; tier < num_tiers(); ++tier) EraseEnded(tier);
+  if (const auto tenant = TenantShortageOf(full); tenant.has_value()) {
+    return MakeTenantRoom(full, *tenant);
+  }
   const std::optional<Shortage> shortage = ShortageOf(full);
   if (shortage.has_value() && shortage->need > shortage->limit) return full;
   // Without figures (no place in one piece) a batch at a time.
@@ -161,6 +165,28 @@ absl::Status OrderedPageStore::MakeRoom(const absl::Status& full) {
       if (shortage.has_value()) NoteWanted(shortage->need);
       return full;
     }
+    missing -= moved;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OrderedPageStore::MakeQuotaRoom(SequenceId sequence,
+                                             const std::vector<PagePlace>& below) {
+  int64_t bytes = 0;
+  for (const PagePlace& place : below) bytes += Slab::RoundUp(place.page_bytes);
+  const absl::Status quota = host_->CheckHostQuota(sequence, bytes);
+  const std::optional<TenantShortage> tenant = TenantShortageOf(quota);
+  return tenant.has_value() ? MakeTenantRoom(quota, *tenant, sequence) : quota;
+}
+
+absl::Status OrderedPageStore::MakeTenantRoom(const absl::Status& full,
+                                              const TenantShortage& tenant, SequenceId except) {
+  const std::optional<Shortage> shortage = ShortageOf(full);
+  if (tenant.what != "host_bytes" || shortage->need > shortage->limit) return full;
+  int64_t missing = shortage->need - shortage->available;
+  while (missing > 0) {
+    const int64_t moved = MoveDown(kHostTier, {.except = except, .tenant = tenant.tenant});
+    if (moved == 0) return full;
     missing -= moved;
   }
   return absl::OkStatus();

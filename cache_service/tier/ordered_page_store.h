@@ -30,6 +30,9 @@ struct OrderedStoreOptions {
   // A tier that has refused a page is left alone for so long; what would have gone there
   // goes to the next one below.
   absl::Duration rest = absl::Seconds(1);
+  // Pages of numbers are stored at 8 bits below the host (page_coding.h), where they save room
+  // by it and have no NaN: what comes up again is near to what went down, not equal.
+  bool code_pages = false;
   // Told, with no lock held, when a tier begins to refuse pages (why), and when it takes
   // them again (OK). Null: nobody.
   std::function<void(const char* tier, const absl::Status& status)> on_change = nullptr;
@@ -95,16 +98,29 @@ class OrderedPageStore final : public PageStore {
   }
   absl::Status BringUp(SequenceId sequence) override;
   absl::Status MakeRoom(const absl::Status& full) override;
+  void SetPinned(SequenceId sequence, bool pinned) override { host_->SetPinned(sequence, pinned); }
+  void SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) override {
+    host_->SetOwner(sequence, tenant, dtype);
+  }
+  TenantBook& tenants() override { return host_->tenants(); }
   PageStoreStats Stats() const override;
 
   // One bounded piece of background work in each tier: erases what has ended, moves
   // pages down where a tier is nearly full. False when there was nothing to do.
   bool Turn();
 
+  // A batch of the longest unused pages that may leave host memory, of one sequence or (0)
+  // any: how many bytes did. 0: none is left, or the tiers below take none now.
+  int64_t FlushBatch(SequenceId sequence) { return MoveDown(kHostTier, {.sequence = sequence}); }
+
   // After a restart, before anything else: as HostPageStore::Restore() says; the pages
   // that lie below are told to their tiers.
   absl::StatusOr<HostPageStore::Restored> Restore();
 
+  // As HostPageStore says.
+  absl::StatusOr<std::vector<WrittenPart>> Written(SequenceId sequence) const {
+    return host_->Written(sequence);
+  }
   bool has_lower_tiers() const { return !below_.empty(); }
   const Slab& slab() const { return host_->slab(); }
   Slab& slab() { return host_->slab(); }
@@ -122,8 +138,9 @@ class OrderedPageStore final : public PageStore {
   struct Batch {
     std::vector<std::byte> memory;
     std::vector<PagePlace> places;
-    std::vector<PageCopy> copies;  // of `places`, in `memory`
-    int damaged = 0;               // pages that were to come along
+    std::vector<PageCopy> copies;  // of `places`, in `memory`, as they are to be stored
+    std::vector<StoredAs> stored_as;
+    int damaged = 0;  // pages that were to come along
   };
 
   // Tiers are counted from the host's 0.
@@ -131,10 +148,19 @@ class OrderedPageStore final : public PageStore {
   LowerTier& TierAt(int tier) const { return *below_[tier - 1].tier; }
 
   // Bytes that have left the tier for the next one: a batch of one sequence.
-  int64_t MoveDown(int from);
+  int64_t MoveDown(int from, const MoveFilter& filter = {});
+  // Of the tenant's own, but not of `except`.
+  absl::Status MakeTenantRoom(const absl::Status& full, const TenantShortage& tenant,
+                              SequenceId except = 0);
+  // In the tenant's quota of host memory, for pages of the sequence that come up.
+  absl::Status MakeQuotaRoom(SequenceId sequence, const std::vector<PagePlace>& below);
   int64_t MoveBatch(int from, int to, const Batch& batch);
   Batch CopyBatch(int from, const std::vector<PagePlace>& places);
+  // As it is stored, and as its ranks wrote it.
   absl::Status CopyPage(const PagePlace& place, std::span<std::byte> bytes);
+  absl::Status CopyDecoded(const PagePlace& place, std::span<std::byte> page);
+  // Codes a page of the host in its place, if it is to be: its bytes then.
+  std::span<std::byte> Encode(const PagePlace& place, std::span<std::byte> page, StoredAs* as);
   int64_t FinishMoves(int from, int to, const Batch& batch,
                       const std::vector<absl::Status>& stored);
   // The next one below that is not left alone; 0: none.

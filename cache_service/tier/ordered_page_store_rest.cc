@@ -32,6 +32,7 @@ absl::Status OrderedPageStore::BringUpRange(const PageRange& range) {
   for (int round = 0; round < kMaxTries; ++round) {
     HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, host_->PagesBelow(range));
     if (below.empty()) return absl::OkStatus();
+    HW_RETURN_IF_ERROR(MakeQuotaRoom(range.sequence, below));
     for (const PagePlace& place : below) {
       const PageId page = {place.key.layer, place.key.kv_head, place.key.page};
       // So that it stays, once it is up, while the others come.
@@ -70,6 +71,11 @@ absl::StatusOr<int64_t> OrderedPageStore::AskPage(SequenceId sequence, int rank,
   for (int tried = 0; tried < kMaxTries; ++tried) {
     HW_ASSIGN_OR_RETURN(const SequencePages::Asked asked, host_->AskOrLocate(sequence, rank, page));
     if (!asked.below.has_value()) return asked.offset;
+    // Where the tenant's quota is full others of its pages that rest may go, this sequence's too.
+    const absl::Status quota =
+        host_->CheckHostQuota(sequence, Slab::RoundUp(asked.below->page_bytes));
+    const std::optional<TenantShortage> tenant = TenantShortageOf(quota);
+    HW_RETURN_IF_ERROR(tenant.has_value() ? MakeTenantRoom(quota, *tenant) : quota);
     status = BringUpPage(*asked.below);
     if (!status.ok() && !absl::IsNotFound(status)) return status;
   }

@@ -1,6 +1,7 @@
 // Device memory of one layer of one sequence, and the mirror of its tables.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -25,6 +26,9 @@ class LayerStorage {
   static absl::StatusOr<LayerStorage> CreateWhole(const KvShape& shape, int num_sets,
                                                   int64_t num_tokens, DeviceMemory& memory,
                                                   Stream& stream);
+  // Within what the caller has reserved: everything in its slot. `from` is not being written.
+  static absl::StatusOr<LayerStorage> CopyOf(const KvShape& shape, const LayerStorage& from,
+                                             DeviceMemory& memory, Stream& stream);
 
   int num_sets() const { return static_cast<int>(tables_.size()); }
   int64_t capacity() const { return capacity_; }
@@ -35,6 +39,10 @@ class LayerStorage {
   int64_t used() const { return tables_[0].used(); }
   int64_t resident() const { return tables_[0].resident(); }
   LayerView View(const KvShape& shape) const;
+  // All that it holds but positions: slots; scores and gains.
+  std::array<DeviceSpan<std::byte>, 2> contents() const {
+    return {slots_.As<std::byte>(), scores_.As<std::byte>()};
+  }
 
   // To `capacity` slots per set, in new buffers; the old ones live until the
   // copy is done. Everything keeps its slot.

@@ -23,6 +23,9 @@
 
 namespace heavywater {
 
+class StateReader;
+class StateWriter;
+
 // A demoted position that a plan may promote, with its score.
 struct PromotionCandidate {
   Position position = 0;
@@ -95,6 +98,13 @@ class SequenceRecall {
   // Of a fresh one: as it was. slots [num_layers][num_sets]: the residents.
   absl::Status Restore(const RecallSnapshot& snapshot, std::span<const SlotSnapshot> slots,
                        int64_t tokens_seen);
+
+  // Of a fresh one, between steps: as the other is, which has the same options.
+  absl::Status CopyFrom(const SequenceRecall& from);
+
+  // Part of SequenceCache::SaveState() and LoadState(); gains since the last plan included.
+  absl::Status SaveState(StateWriter& out) const;
+  absl::Status LoadState(StateReader& in, std::span<const SlotSnapshot> slots, int64_t tokens_seen);
 
   // How many pages the plan's region tells of, alike on all ranks: 0 where none may rest.
   int64_t region_pages() const { return rests_ && num_sets_ == 1 ? num_pages() : 0; }

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
+#include "cache_service/runtime/trace_context.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
@@ -42,7 +44,8 @@ absl::Status AsUnavailable(const absl::Status& status) {
 SequenceClient::SequenceClient(CacheLink* link)
     : link_(link),
       opened_epoch_(link == nullptr ? 0 : link->epoch()),
-      stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())) {}
+      stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())),
+      group_stub_(link == nullptr ? nullptr : v1::GroupService::NewStub(link->channel())) {}
 
 absl::StatusOr<OpenedSequence> SequenceClient::Open(const SequenceToOpen& sequence) {
   if (link_ == nullptr) return OpenedSequence{.id = ++counter_};
@@ -78,6 +81,7 @@ absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& se
   request.set_max_tokens(sequence.options.max_tokens);
   request.set_tenant(sequence.tenant);
   grpc::ClientContext context;
+  SendTrace(context);
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   v1::OpenSequenceResponse response;
   const absl::Time sent = link_->clock().Now();
@@ -95,6 +99,7 @@ absl::StatusOr<v1::Sequence> SequenceClient::Get(SequenceId id) {
   request.set_sequence_id(id);
   request.set_first_token(std::numeric_limits<Position>::max());  // none: it is known how many
   grpc::ClientContext context;
+  SendTrace(context);
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   v1::Sequence response;
   const absl::Status status = FromGrpcStatus(stub_->Get(&context, request, &response));
@@ -121,6 +126,7 @@ absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const Seque
   request.set_extends(extends);
   request.mutable_tokens()->Assign(text.begin(), text.end());
   grpc::ClientContext context;
+  SendTrace(context);
   context.set_deadline(absl::ToChronoTime(absl::Now() + kReopenTimeout));
   v1::ReopenSequenceResponse response;
   const absl::Time sent = link_->clock().Now();
@@ -138,6 +144,46 @@ absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const Seque
                         .known_tokens = response.known_tokens()};
 }
 
+// On behalf of the rank, which has nothing to say of it: it writes no more.
+absl::Status SequenceClient::ReportUntouched(const OpenedSequence& opened, int rank) {
+  v1::ReportPlanRequest request;
+  request.set_group(link_->options().group);
+  request.set_rank(rank);
+  request.set_epoch(link_->epoch());
+  v1::PlanReport& report = *request.add_reports();
+  report.set_sequence_id(opened.id);
+  report.set_plan(opened.plan);
+  report.set_tokens_seen(opened.tokens_seen);
+  report.set_incarnation(opened.incarnation);
+  report.set_finished(true);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  v1::ReportPlanResponse response;
+  return FromGrpcStatus(group_stub_->ReportPlan(&context, request, &response));
+}
+
+void SequenceClient::GiveBack(const OpenedSequence& opened, absl::Duration suspended) {
+  if (link_ == nullptr || !link_->up()) return;
+  absl::Status status;
+  for (int rank = 0; rank < link_->options().size && status.ok(); ++rank) {
+    status = ReportUntouched(opened, rank);
+  }
+  if (status.ok() && suspended > absl::ZeroDuration()) {
+    v1::SuspendSequenceRequest request;
+    request.set_sequence_id(opened.id);
+    request.set_ttl_ms(std::max<int64_t>(1, absl::ToInt64Milliseconds(suspended)));
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+    v1::SuspendSequenceResponse response;
+    status = FromGrpcStatus(stub_->Suspend(&context, request, &response));
+  }
+  link_->Note(status);
+  if (!status.ok()) {
+    LogInfo("sequence not given back; its lease ends it",
+            {{"sequence", opened.id}, {"error", status.ToString()}});
+  }
+}
+
 void SequenceClient::Release(SequenceId sequence, bool discard) {
   if (link_ == nullptr) return;
   link_->RemoveSequence(sequence);
@@ -150,6 +196,7 @@ void SequenceClient::Close(SequenceId sequence) {
   request.set_sequence_id(sequence);
   request.set_request_id(absl::StrCat(link_->options().instance, "/close/", sequence));
   grpc::ClientContext context;
+  SendTrace(context);
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   v1::CloseSequenceResponse response;
   const absl::Status status = FromGrpcStatus(stub_->Close(&context, request, &response));

@@ -51,6 +51,7 @@ class WorkerMetrics {
   };
   void UpdateTokens(const RankCache& cache);
   void UpdatePhases();
+  void UpdateAges(const EvictionAges& ages);
 
   const std::shared_ptr<prometheus::Registry> registry_;
   prometheus::Counter& tokens_;
@@ -64,6 +65,8 @@ class WorkerMetrics {
   prometheus::Gauge& host_bytes_;
   prometheus::Counter& plans_;
   prometheus::Counter& evictions_;
+  prometheus::Histogram& eviction_ages_;
+  EvictionAges counted_ages_;  // that it has
   prometheus::Counter& recall_reads_;
   prometheus::Counter& promoted_;
   prometheus::Gauge& resting_pages_;

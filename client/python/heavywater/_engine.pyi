@@ -1,4 +1,5 @@
 # The compiled module (worker/python); heavywater.engine documents it.
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -69,9 +70,24 @@ class SequenceStats:
     def mass_missing(self) -> float: ...
 
 class LocalDevice:
-    def __init__(self, num_threads: int, target: str, host_memory_bytes: int) -> None: ...
+    def __init__(self, device: str, num_threads: int, target: str, host_memory_bytes: int) -> None: ...
     @property
     def host_bytes(self) -> int: ...
+
+class EngineGroup:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        put: Callable[[str, bytes], None],
+        wait: Callable[[str, float], bytes],
+        listen_address: str,
+        timeout_s: float,
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
 
 class LocalEngine:
     def __init__(
@@ -86,6 +102,7 @@ class LocalEngine:
         attention_scale: float,
         max_step_tokens: int,
         device_memory_bytes: int,
+        group: EngineGroup | None,
     ) -> None: ...
     def open(
         self,
@@ -96,6 +113,20 @@ class LocalEngine:
         prompt_in_steps: bool,
         drop_when_host_full: bool,
     ) -> None: ...
+    def fork(self, sequence: int, source_engine: LocalEngine, source: int) -> None: ...
+    def save_state(self, sequence: int) -> bytes: ...
+    def read_page(self, sequence: int, page: int) -> bytes: ...
+    def load_state(
+        self,
+        sequence: int,
+        policy: PolicyOptions,
+        prompt_tokens: int,
+        max_tokens: int,
+        state: bytes,
+        pages: list[bytes],
+        tokens_seen: int,
+    ) -> None: ...
+    def truncate(self, sequence: int, tokens: int) -> None: ...
     def close(self, sequence: int, /) -> None: ...
     def begin(self, items: list[tuple[int, Phase, int, int]]) -> None: ...
     def attend(self, layer: int, queries: Any, keys: Any, values: Any, out: Any) -> None: ...

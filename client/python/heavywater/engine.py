@@ -13,20 +13,22 @@ A step is `begin`, `attend` for each layer in order, `end`. Every call raises He
 (INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, OUT_OF_RANGE) changes nothing. More in
 worker/rank/attention_engine.h.
 
-Arrays: C-contiguous float32 in host memory, of anything that speaks DLPack or the buffer protocol (numpy, torch).
-They are used where they lie: read once by `attend`, which stores K and V as `shape.dtype` says. Other types and strides
-are refused with TypeError and not converted in silence.
+Arrays: C-contiguous float32 in the device's memory, of anything that speaks DLPack or the buffer protocol (numpy,
+torch). They are used where they lie: read once by `attend`, which stores K and V as `shape.dtype` says. Other types and
+strides are refused with TypeError, those of another device with INVALID_ARGUMENT, and not converted in silence. On a
+GPU they must be finished before (torch.cuda.current_stream().synchronize()), and `out` is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from heavywater._engine import EngineGroup as _EngineGroup
 from heavywater._engine import LocalDevice as _LocalDevice
 from heavywater._engine import LocalEngine as _LocalEngine
 from heavywater._engine import Phase, PolicyOptions, RecallOptions, SequenceStats, preset
@@ -35,6 +37,7 @@ from heavywater.attention_types import AttentionShape
 __all__ = [
     "AttentionEngine",
     "AttentionShape",
+    "EngineGroup",
     "EngineItem",
     "KeptSet",
     "LocalDevice",
@@ -69,14 +72,20 @@ class KeptSet:
 
 
 class LocalDevice:
-    """The CPU and the host memory that engines of this process share; their calls take turns."""
+    """The device and the host memory that engines of this process share; their calls take turns."""
 
     def __init__(
-        self, *, num_threads: int = 1, target: str = "best", host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES
+        self,
+        *,
+        device: str = "cpu",
+        num_threads: int = 1,
+        target: str = "best",
+        host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES,
     ) -> None:
-        """`target`: "best", "avx2" or "avx512". `host_memory_bytes` limits what holds demoted tokens, of all engines;
-        with 0 nothing is demoted: what leaves the device is dropped."""
-        self._device = _LocalDevice(num_threads, target, host_memory_bytes)
+        """`device`: "cpu", or "cuda:0" and so on, FAILED_PRECONDITION where this module has no CUDA or the machine no
+        such GPU. Of the CPU: `num_threads`, and `target`, "best", "avx2" or "avx512". `host_memory_bytes` limits what
+        holds demoted tokens, of all engines; with 0 nothing is demoted: what leaves the device is dropped."""
+        self._device = _LocalDevice(device, num_threads, target, host_memory_bytes)
 
     @property
     def host_bytes(self) -> int:
@@ -84,8 +93,36 @@ class LocalDevice:
         return self._device.host_bytes
 
 
+class EngineGroup:
+    """The ranks of a tensor-parallel model, this process being one of them: their engines reduce scores over TCP."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        put: Callable[[str, bytes], None],
+        wait: Callable[[str, float], bytes],
+        listen_address: str = "127.0.0.1",
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Returns when all ranks have connected. `put(key, value)` and `wait(key, seconds)`: a store that all ranks
+        see. `listen_address`: where the others reach this rank. `timeout_s`: of every collective, too.
+        DEADLINE_EXCEEDED or UNAVAILABLE names what was missing."""
+        self._group = _EngineGroup(rank, size, put, wait, listen_address, timeout_s)
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+
 class AttentionEngine:
-    """One rank with all heads of a model. Sequences of all engines of a device have different ids, above 0."""
+    """One rank, with its heads of a model: all of them where `group` is None. The ranks of a group make the same calls
+    in the same order. Sequences of all engines of a device have different ids, above 0."""
 
     def __init__(
         self,
@@ -96,9 +133,11 @@ class AttentionEngine:
         page_tokens: int = 256,
         max_step_tokens: int = 512,
         device_memory_bytes: int = 0,
+        group: EngineGroup | None = None,
     ) -> None:
-        """`attention_scale` of the logits, 0: 1 / sqrt(head_dim). `max_step_tokens`: rows of a step, but for a prompt
-        that is alone. `device_memory_bytes`: a limit that sequences are admitted under, 0: none."""
+        """`shape` has this rank's heads, the others as many each. `attention_scale` of the logits, 0: 1 /
+        sqrt(head_dim). `max_step_tokens`: rows of a step, but for a prompt that is alone. `device_memory_bytes`: a
+        limit that sequences are admitted under, 0: none."""
         self.shape = shape
         self._engine = _LocalEngine(
             device._device,
@@ -111,6 +150,7 @@ class AttentionEngine:
             attention_scale=attention_scale,
             max_step_tokens=max_step_tokens,
             device_memory_bytes=device_memory_bytes,
+            group=None if group is None else group._group,
         )
 
     def open(
@@ -127,6 +167,39 @@ class AttentionEngine:
         several steps, PROMPT and at last PROMPT_LAST, and all layers stay whole until then. RESOURCE_EXHAUSTED names
         need and limit."""
         self._engine.open(sequence, policy, prompt_tokens, max_tokens, prompt_in_steps, drop_when_host_full)
+
+    def fork(self, sequence: int, source_engine: AttentionEngine, source: int) -> None:
+        """Opens `sequence` in the state of `source`, a sequence of `source_engine` (of the same device and shape; it
+        may be this engine) whose prompt has ended: both go on from there, bit for bit as one would."""
+        self._engine.fork(sequence, source_engine._engine, source)
+
+    def save_state(self, sequence: int) -> bytes:
+        """The state between two steps, for `load_state` of this version in any process. FAILED_PRECONDITION before the
+        prompt's end, and for policies whose state cannot be saved (scissorhands, adaptive head budgets)."""
+        return self._engine.save_state(sequence)
+
+    def read_page(self, sequence: int, page: int) -> bytes:
+        """The host page of `page_tokens` positions, all layers and heads of this rank. NOT_FOUND without a copy."""
+        return self._engine.read_page(sequence, page)
+
+    def load_state(
+        self,
+        sequence: int,
+        policy: PolicyOptions,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        state: bytes,
+        pages: Sequence[bytes],
+        tokens_seen: int,
+    ) -> None:
+        """Opens `sequence` in a state that was saved of one with the same options and shape; `pages`: with recall, of
+        all its tokens. DATA_LOSS: the bytes do not fit."""
+        self._engine.load_state(sequence, policy, prompt_tokens, max_tokens, state, list(pages), tokens_seen)
+
+    def truncate(self, sequence: int, tokens: int) -> None:
+        """As if only the first `tokens` had come. FAILED_PRECONDITION where the policy forgets: then fork before."""
+        self._engine.truncate(sequence, tokens)
 
     def close(self, sequence: int) -> None:
         """Frees what the sequence holds, its pages in host memory included."""

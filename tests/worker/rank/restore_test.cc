@@ -1,6 +1,7 @@
 // A sequence that begins in a snapshot goes on exactly as the one that it was taken
 // of: the same residents in the same slots, the same scores, the same attention, bit for bit.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <random>
@@ -27,7 +28,12 @@ class KeepingTier final : public HostTier {
     geometry_ = geometry;
     return absl::OkStatus();
   }
-  absl::Status Reserve(SequenceId, int64_t, int64_t) override { return absl::OkStatus(); }
+  absl::Status Reserve(SequenceId, int64_t first, int64_t count) override {
+    reserved_pages = std::max(reserved_pages, first + count);
+    // From a page on the service does not answer: they lie elsewhere.
+    if (reserved_pages > pages_to_take_over) stored = 0;
+    return absl::OkStatus();
+  }
   void Skip(SequenceId, int64_t, int64_t) override {}
   std::byte* Page(SequenceId, int layer, int kv_head, int64_t page) override {
     std::vector<std::byte>& bytes = pages_[{layer, kv_head, page}];
@@ -44,6 +50,8 @@ class KeepingTier final : public HostTier {
     return pages_;
   }
   int64_t stored = 0;
+  int64_t reserved_pages = 0;
+  int64_t pages_to_take_over = std::numeric_limits<int64_t>::max();
 
  private:
   PageGeometry geometry_;
@@ -298,6 +306,22 @@ TEST_F(RestoreRefusalTest, PagesThatAreNotThereAreNamedAndNothingStaysOpen) {
   EXPECT_EQ(group_->cache().num_sequences(), 0);
   tier_.stored = 40;
   EXPECT_TRUE(Restore().ok());
+}
+
+// Rows that are known are not written again: their pages must be there from the start.
+TEST_F(RestoreRefusalTest, AllPagesOfKnownRowsAreTakenOverOrNone) {
+  options_.reserve_ahead_tokens = 0;
+  Take(TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 8, 8, 40));
+  tier_.stored = 60;  // of a life that went on after the state
+  tier_.reserved_pages = 0;
+  ASSERT_TRUE(group_->cache().Restore(kSequence, sequence_, snapshot_, 55).ok());
+  EXPECT_EQ(tier_.reserved_pages, 4);
+  ASSERT_TRUE(group_->Close(kSequence).ok());
+  tier_.stored = 60;
+  tier_.pages_to_take_over = 3;
+  const absl::Status status = group_->cache().Restore(kSequence, sequence_, snapshot_, 55);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_EQ(group_->cache().num_sequences(), 0);
 }
 
 TEST_F(RestoreRefusalTest, MoreSlotsThanTokensAreDataLossWithoutABudget) {
