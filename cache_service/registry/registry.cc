@@ -110,6 +110,9 @@ absl::StatusOr<v1::HeartbeatResponse> Registry::Heartbeat(const v1::HeartbeatReq
   sequences_.AddSuspended(request.sequence_ids(), response.mutable_suspended_sequence_ids());
   StopWriters(request.group(), request.rank(),
               {request.sequence_ids().begin(), request.sequence_ids().end()});
+  const HostPressure pressure = store_.Pressure();
+  response.set_host_shortage_bytes(pressure.shortage_bytes);
+  response.set_host_restable_bytes(pressure.restable_bytes);
   // Those that are gone come first: their ranks must stop writing.
   if (response.unknown_sequence_ids().empty()) HW_RETURN_IF_ERROR(agreement);
   return response;

@@ -54,10 +54,12 @@ const std::map<absl::string_view, RoleSet>& Table() {
       {"/heavywater.v1.GroupService/Wait", kWorkers},
 
       {"/heavywater.v1.PageStoreService/Abort", kWorkers},
+      {"/heavywater.v1.PageStoreService/Ask", kWorkers},
       {"/heavywater.v1.PageStoreService/Attach", kWorkers},
       {"/heavywater.v1.PageStoreService/Commit", kWorkers},
       {"/heavywater.v1.PageStoreService/Read", kReaders},
       {"/heavywater.v1.PageStoreService/Reserve", kWorkers},
+      {"/heavywater.v1.PageStoreService/Rest", kWorkers},
       {"/heavywater.v1.PageStoreService/Write", kWorkers},
 
       {"/heavywater.v1.SequenceService/Close", kReaders},

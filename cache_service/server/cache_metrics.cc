@@ -168,6 +168,13 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
               stats, stats.host_hits(), &TierStats::hits),
       TierMoves(stats),
       TierFailures(stats),
+      Gauge("heavywater_tier_resting_pages",
+            "Pages of sequences that are being decoded which their ranks do not read for now, in "
+            "all tiers",
+            stats.resting_pages),
+      Counter("heavywater_tier_asked_pages_total", "Pages that ranks asked to read again",
+              stats.pages_asked),
+      Counter("heavywater_tier_lost_pages_total", "Of these: lost or damaged", stats.pages_lost),
       Counter("heavywater_reservations_refused_total",
               "Reservations and admissions that found no room, also where ending finished "
               "sequences then made some",

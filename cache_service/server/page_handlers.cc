@@ -58,6 +58,55 @@ absl::StatusOr<v1::ReserveResponse> PageHandlers::Reserve(const v1::ReserveReque
   return response;
 }
 
+absl::StatusOr<std::vector<PageId>> PageHandlers::PagesOf(const v1::PageIds& ids) {
+  HW_RETURN_IF_ERROR(CheckInt("pages", ids.pages_size(), 1, kMaxPagesPerRest));
+  HW_RETURN_IF_ERROR(CheckInt("layers", ids.layers_size(), ids.pages_size(), ids.pages_size()));
+  HW_RETURN_IF_ERROR(CheckInt("kv_heads", ids.kv_heads_size(), ids.pages_size(), ids.pages_size()));
+  std::vector<PageId> pages;
+  for (int i = 0; i < ids.pages_size(); ++i) {
+    pages.push_back({ids.layers(i), ids.kv_heads(i), ids.pages(i)});
+  }
+  return pages;
+}
+
+absl::Status PageHandlers::Rest(const v1::RestRequest& request) {
+  HW_RETURN_IF_ERROR(
+      registry_.CheckWriter(request.sequence_id(), request.rank(), request.epoch()).status());
+  HW_ASSIGN_OR_RETURN(const std::vector<PageId> pages, PagesOf(request.pages()));
+  return store_.Rest(request.sequence_id(), request.rank(), pages);
+}
+
+absl::StatusOr<v1::AskResponse> PageHandlers::Ask(const v1::AskRequest& request) {
+  HW_RETURN_IF_ERROR(
+      registry_.CheckWriter(request.sequence_id(), request.rank(), request.epoch()).status());
+  HW_ASSIGN_OR_RETURN(const std::vector<PageId> pages, PagesOf(request.pages()));
+  HW_ASSIGN_OR_RETURN(const std::vector<absl::StatusOr<int64_t>> asked,
+                      store_.Ask(request.sequence_id(), request.rank(), pages));
+  v1::AskResponse response;
+  for (const absl::StatusOr<int64_t>& offset : asked) {
+    response.add_offsets(offset.ok() ? *offset : -1);
+    response.add_codes(static_cast<int>(offset.status().code()));
+  }
+  return response;
+}
+
+absl::Status PageHandlers::RunForReserve(const v1::ReserveRequest& request,
+                                         std::function<void()> work) {
+  const int tier = store_.LowestTierOf({.sequence = request.sequence_id(),
+                                        .rank = request.rank(),
+                                        .heads = {request.first_kv_head(), request.num_kv_heads()},
+                                        .first_page = request.first_page(),
+                                        .num_pages = request.num_pages()});
+  return RunInTier(tier_threads_, tier, std::move(work));
+}
+
+absl::Status PageHandlers::RunForAsk(const v1::AskRequest& request, std::function<void()> work) {
+  // What is wrong with it is for Ask() to say.
+  const absl::StatusOr<std::vector<PageId>> pages = PagesOf(request.pages());
+  const int tier = pages.ok() ? store_.LowestTierOf(request.sequence_id(), *pages) : int{kHostTier};
+  return RunInTier(tier_threads_, tier, std::move(work));
+}
+
 absl::StatusOr<int64_t> PageHandlers::WriteChunk(const v1::WriteRequest& request) {
   HW_RETURN_IF_ERROR(
       registry_.CheckWriter(request.sequence_id(), request.rank(), request.epoch()).status());

@@ -30,6 +30,12 @@ class PageHandlers {
 
   absl::StatusOr<v1::AttachResponse> Attach(const v1::AttachRequest& request);
   absl::StatusOr<v1::ReserveResponse> Reserve(const v1::ReserveRequest& request);
+  absl::Status Rest(const v1::RestRequest& request);
+  absl::StatusOr<v1::AskResponse> Ask(const v1::AskRequest& request);
+  // Runs `work`, which calls Reserve() or Ask(), as RunForChunk() does: on the thread of the
+  // lowest tier from which it brings something up.
+  absl::Status RunForReserve(const v1::ReserveRequest& request, std::function<void()> work);
+  absl::Status RunForAsk(const v1::AskRequest& request, std::function<void()> work);
   // One message of the stream; the rows that it held.
   absl::StatusOr<int64_t> WriteChunk(const v1::WriteRequest& request);
   absl::Status Commit(const v1::CommitRequest& request);
@@ -48,6 +54,9 @@ class PageHandlers {
                                     v1::ReadResponse* chunk);
 
  private:
+  // INVALID_ARGUMENT: lists of several lengths, or too long.
+  static absl::StatusOr<std::vector<PageId>> PagesOf(const v1::PageIds& ids);
+
   Registry& registry_;
   PageStore& store_;
   const Slab* const slab_;

@@ -1,7 +1,9 @@
 #include "cache_service/server/page_store_service.h"
 
+#include <functional>
 #include <utility>
 
+#include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
 #include "cache_service/server/unary.h"
 
@@ -91,6 +93,18 @@ class ReadStream final : public grpc::ServerWriteReactor<v1::ReadResponse> {
   int64_t done_ = 0;
 };
 
+// Answers a call with what `answer` ends in, on the thread that `run` gives it; `run` may
+// refuse, and does not run it then. The call and its messages live until it is answered.
+template <typename Run, typename Answer>
+grpc::ServerUnaryReactor* FinishLater(grpc::CallbackServerContext* context, const Run& run,
+                                      Answer answer) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::Status started =
+      run([reactor, answer = std::move(answer)] { reactor->Finish(ToGrpcStatus(answer())); });
+  if (!started.ok()) reactor->Finish(ToGrpcStatus(started));
+  return reactor;
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* PageStoreService::Attach(grpc::CallbackServerContext* context,
@@ -104,7 +118,29 @@ grpc::ServerUnaryReactor* PageStoreService::Reserve(grpc::CallbackServerContext*
                                                     const v1::ReserveRequest* request,
                                                     v1::ReserveResponse* response) {
   if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
-  return Finish(context, handlers_.Reserve(*request), response);
+  return FinishLater(
+      context, [&](std::function<void()> work) { return handlers_.RunForReserve(*request, work); },
+      [this, request, response]() -> absl::Status {
+        HW_ASSIGN_OR_RETURN(*response, handlers_.Reserve(*request));
+        return absl::OkStatus();
+      });
+}
+
+grpc::ServerUnaryReactor* PageStoreService::Rest(grpc::CallbackServerContext* context,
+                                                 const v1::RestRequest* request,
+                                                 v1::RestResponse*) {
+  return Finish(context, handlers_.Rest(*request));
+}
+
+grpc::ServerUnaryReactor* PageStoreService::Ask(grpc::CallbackServerContext* context,
+                                                const v1::AskRequest* request,
+                                                v1::AskResponse* response) {
+  return FinishLater(
+      context, [&](std::function<void()> work) { return handlers_.RunForAsk(*request, work); },
+      [this, request, response]() -> absl::Status {
+        HW_ASSIGN_OR_RETURN(*response, handlers_.Ask(*request));
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerReadReactor<v1::WriteRequest>* PageStoreService::Write(grpc::CallbackServerContext*,

@@ -20,6 +20,11 @@ class PageStoreService final : public v1::PageStoreService::CallbackService {
   grpc::ServerUnaryReactor* Reserve(grpc::CallbackServerContext* context,
                                     const v1::ReserveRequest* request,
                                     v1::ReserveResponse* response) override;
+  grpc::ServerUnaryReactor* Rest(grpc::CallbackServerContext* context,
+                                 const v1::RestRequest* request,
+                                 v1::RestResponse* response) override;
+  grpc::ServerUnaryReactor* Ask(grpc::CallbackServerContext* context, const v1::AskRequest* request,
+                                v1::AskResponse* response) override;
   grpc::ServerReadReactor<v1::WriteRequest>* Write(grpc::CallbackServerContext* context,
                                                    v1::WriteResponse* response) override;
   grpc::ServerUnaryReactor* Commit(grpc::CallbackServerContext* context,

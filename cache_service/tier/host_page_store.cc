@@ -352,8 +352,10 @@ int64_t HostPageStore::SequenceBytes(SequenceId sequence) const {
 }
 
 PageStoreStats HostPageStore::Stats() const {
+  const int64_t resting_pages = RestingPages();
   MutexLock lock(&mutex_);
   PageStoreStats stats = counters_;
+  stats.resting_pages = resting_pages;
   stats.total_bytes = slab_->total_bytes();
   stats.used_bytes = slab_->used_bytes();
   stats.free_bytes = slab_->free_bytes();

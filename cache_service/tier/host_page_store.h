@@ -40,6 +40,11 @@ class HostPageStore final : public PageStore {
   absl::Status Extend(SequenceId sequence, int64_t max_tokens) override;
   absl::Status Truncate(SequenceId sequence, int64_t tokens) override;
   absl::Status BringUp(SequenceId sequence) override;
+  absl::Status Rest(SequenceId sequence, int rank, std::span<const PageId> pages) override;
+  absl::StatusOr<std::vector<absl::StatusOr<int64_t>>> Ask(SequenceId sequence, int rank,
+                                                           std::span<const PageId> pages) override;
+  int LowestTierOf(SequenceId sequence, std::span<const PageId> pages) const override;
+  int LowestTierOf(const PageRange& range) const override;
   int64_t Watermark(SequenceId sequence, int rank) const override;
   bool IsWriter(SequenceId sequence, int rank) const override;
   int64_t HostBytes(SequenceId sequence) const override;
@@ -77,6 +82,21 @@ class HostPageStore final : public PageStore {
   absl::Status CheckHostQuota(SequenceId sequence, int64_t bytes);
   // Of the sequence, which counts as used just now. NOT_FOUND.
   absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence);
+  // --- Pages that rest --- (host_page_store_rest.cc)
+  // As Ask() for one page; its place where it is not the slab.
+  absl::StatusOr<SequencePages::Asked> AskOrLocate(SequenceId sequence, int rank,
+                                                   const PageId& page);
+  // Of the range, those below the slab. INVALID_ARGUMENT, NOT_FOUND.
+  absl::StatusOr<std::vector<PagePlace>> PagesBelow(const PageRange& range) const;
+  // No page of the sequence rests any more.
+  void StopResting(SequenceId sequence);
+  int64_t PageBytes(SequenceId sequence) const;  // of one, in the slab; 0: unknown
+  int64_t RestingPages() const;
+  // Bytes of the slab that may leave it.
+  int64_t MovableBytes() const;
+  // Counted: pages asked for, and those of them that are gone.
+  void NoteAsked(int64_t pages, int64_t lost);
+
   // As SequencePages says. NOT_FOUND.
   absl::StatusOr<std::vector<WrittenPart>> Written(SequenceId sequence) const;
   // Used and promised: what is not there for anybody else.

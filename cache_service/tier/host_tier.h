@@ -3,8 +3,11 @@
 // eviction moves nothing.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "cache_service/base/ids.h"
@@ -16,6 +19,16 @@ namespace heavywater {
 struct HeadRange {
   int first = 0;
   int count = 0;
+};
+
+// A page of a sequence: `page_tokens` positions of one layer and KV head (of the model).
+struct PageId {
+  int layer = 0;
+  int kv_head = 0;
+  int64_t page = 0;
+
+  bool operator==(const PageId&) const = default;
+  auto operator<=>(const PageId&) const = default;
 };
 
 // Used by one thread (the rank's step); implementations move bytes and talk to
@@ -41,8 +54,8 @@ class HostTier {
   virtual void Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) = 0;
 
   // The memory of one page, page_bytes() long, or null when it is not reserved
-  // (then its positions will count as dropped). `kv_head` counts over the whole
-  // model. Valid until CloseSequence().
+  // (then its positions will count as dropped) or rests. `kv_head` counts over the
+  // whole model. Valid until CloseSequence(), or until the page rests.
   virtual std::byte* Page(SequenceId sequence, int layer, int kv_head, int64_t page) = 0;
 
   // All layers and heads of this rank have been written for positions below
@@ -53,6 +66,18 @@ class HostTier {
   // all of them mapped now: what another process, or this one, has published. 0 where
   // nothing can be taken over.
   virtual int64_t StoredTokens(SequenceId sequence) const { return 0; }
+
+  // --- Pages that rest: host memory is short, and there is a tier below it ---
+  // How many bytes of the sequence's pages should rest now, beside those that do.
+  virtual int64_t BytesToRest(SequenceId sequence) { return 0; }
+  // Full pages, published as a whole, that the rank will not read until it has asked for
+  // them: Page() is null from now on, and their memory may go to others. Pages that cannot
+  // rest stay as they are.
+  virtual void Rest(SequenceId sequence, std::span<const PageId> pages) {}
+  // Asks for resting pages, which come when they can: Page() is not null any more then.
+  virtual void Ask(SequenceId sequence, std::span<const PageId> pages) {}
+  // Pages that were asked for and are lost: each is returned once, and never comes.
+  virtual std::vector<PageId> TakeGone(SequenceId sequence) { return {}; }
 
   // Nothing of the sequence is kept any more, neither what was written nor what
   // will be: it has ended at the cache service, or was lost with it. Never goes

@@ -69,6 +69,7 @@ absl::Status OrderedPageStore::ReadBelow(const PagePlace& place, const RowRange&
 
 absl::Status OrderedPageStore::BringUp(SequenceId sequence) {
   absl::Status status;
+  host_->StopResting(sequence);
   // Those that were on their way down meanwhile come with the next round.
   for (int round = 0; round < kMaxRounds; ++round) {
     HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, host_->PagesBelow(sequence));
@@ -160,7 +161,10 @@ absl::Status OrderedPageStore::MakeRoom(const absl::Status& full) {
   int64_t missing = shortage.has_value() ? shortage->need - shortage->available : 1;
   while (missing > 0) {
     const int64_t moved = MoveDown(kHostTier);
-    if (moved == 0) return full;
+    if (moved == 0) {
+      if (shortage.has_value()) NoteWanted(shortage->need);
+      return full;
+    }
     missing -= moved;
   }
   return absl::OkStatus();

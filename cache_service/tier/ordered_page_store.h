@@ -39,8 +39,8 @@ struct OrderedStoreOptions {
 };
 
 // Thread safe. Only pages of sequences that all ranks have stopped writing leave the
-// slab: the others are read in place. A page is in one tier at any time; it leaves one
-// only after the next has acknowledged it. What fails changes nothing but a counter.
+// slab, and those that rest: the others are read in place. A page is in one tier at any time; it
+// leaves one only after the next has acknowledged it. What fails changes nothing but a counter.
 // While a tier below works no lock is held but those that let one thread at a time move
 // pages out of a tier.
 class OrderedPageStore final : public PageStore {
@@ -51,9 +51,7 @@ class OrderedPageStore final : public PageStore {
                    Clock& clock);
 
   absl::Status Open(const SequenceSpec& spec) override { return host_->Open(spec); }
-  absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override {
-    return host_->Reserve(range, direct);
-  }
+  absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override;
   absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes) override {
     return host_->Write(rank, rows, bytes);
   }
@@ -69,6 +67,16 @@ class OrderedPageStore final : public PageStore {
   }
   absl::Status Read(const RowRange& rows, std::span<std::byte> bytes) override;
   int TierOf(const RowRange& rows) const override { return host_->TierOf(rows); }
+  absl::Status Rest(SequenceId sequence, int rank, std::span<const PageId> pages) override {
+    return host_->Rest(sequence, rank, pages);
+  }
+  absl::StatusOr<std::vector<absl::StatusOr<int64_t>>> Ask(SequenceId sequence, int rank,
+                                                           std::span<const PageId> pages) override;
+  int LowestTierOf(SequenceId sequence, std::span<const PageId> pages) const override {
+    return host_->LowestTierOf(sequence, pages);
+  }
+  int LowestTierOf(const PageRange& range) const override { return host_->LowestTierOf(range); }
+  HostPressure Pressure() override;
   // At once in the slab; what lies below is erased by the next Turn().
   absl::Status Release(SequenceId sequence) override;
   void StopWriter(SequenceId sequence, int rank) override { host_->StopWriter(sequence, rank); }
@@ -164,6 +172,12 @@ class OrderedPageStore final : public PageStore {
   // Unless the slab would hold more than that.
   bool Promote(const PagePlace& place, std::span<const std::byte> page, int64_t max_used_bytes);
   absl::Status BringUpPage(const PagePlace& place);
+  // ordered_page_store_rest.cc
+  absl::Status BringUpRange(const PageRange& range);
+  absl::StatusOr<int64_t> AskPage(SequenceId sequence, int rank, const PageId& page);
+  HostPressure FindPressure(int64_t wanted_bytes);
+  // Somebody has found no room for so much.
+  void NoteWanted(int64_t bytes);
 
   // What the tier said to pages: its first refusal, or OK.
   void Note(int tier, const absl::Status& stored);
@@ -180,6 +194,10 @@ class OrderedPageStore final : public PageStore {
   bool host_draining_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t below_bytes_read_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_set<SequenceId> lowered_ ABSL_GUARDED_BY(mutex_);  // may have pages below
+  HostPressure pressure_ ABSL_GUARDED_BY(mutex_);
+  absl::Time pressure_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // it is good
+  int64_t wanted_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // the most that was refused
+  absl::Time wanted_until_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
 }  // namespace heavywater

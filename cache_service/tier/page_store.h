@@ -38,6 +38,9 @@ struct SequenceSpec {
 // A reservation's answer must fit into one message.
 inline constexpr int64_t kMaxPagesPerReservation = 1 << 18;
 
+// Of one Rest() or Ask().
+inline constexpr int64_t kMaxPagesPerRest = 1024;
+
 // Pages of one rank: all layers, `heads`, [first_page, first_page + num_pages).
 struct PageRange {
   SequenceId sequence = 0;
@@ -90,7 +93,10 @@ struct PageStoreStats {
   int64_t promised_bytes = 0;  // of the free: held for admitted prompts
   int64_t retiring_bytes = 0;  // of the used: released, a rank may still be writing there
   int64_t sequences = 0;
-  int64_t pages = 0;  // reserved
+  int64_t pages = 0;          // reserved
+  int64_t resting_pages = 0;  // of sequences that are being decoded, in all tiers
+  int64_t pages_asked = 0;    // by Ask()
+  int64_t pages_lost = 0;     // of them: gone
   int64_t reservations_refused = 0;
   int64_t writes = 0;  // through Write(), each of rows of one page
   int64_t bytes_written = 0;
@@ -109,6 +115,13 @@ struct PageStoreStats {
   }
 };
 
+// What of the slab sequences that are being decoded should let go of, and what takes the
+// room that could: neither what rests already nor what may leave without them.
+struct HostPressure {
+  int64_t shortage_bytes = 0;  // 0: there is room, or no tier below
+  int64_t restable_bytes = 0;
+};
+
 // Thread safe. Nothing that fails changes anything but a counter.
 class PageStore {
  public:
@@ -119,7 +132,8 @@ class PageStore {
   virtual absl::Status Open(const SequenceSpec& spec) = 0;
 
   // Makes pages writable for one rank; those that it holds already are returned
-  // again. All or nothing. RESOURCE_EXHAUSTED naming need, free and limit;
+  // again, and rest no more: what of them lies below is brought up, which waits for those
+  // tiers. All or nothing. RESOURCE_EXHAUSTED naming need, free and limit;
   // FAILED_PRECONDITION when another rank holds one of them, or when a new one
   // begins below the rank's watermark or was skipped. `direct`: the rank
   // has mapped the slab, so that its pages are not reused before it is known to
@@ -157,6 +171,23 @@ class PageStore {
 
   // Where Read() would find the rows now: kHostTier also when it would not.
   virtual int TierOf(const RowRange& rows) const = 0;
+
+  // The rank will not read these pages of its own in place until it has asked for them:
+  // they may leave the slab before it has stopped. A page that rests already stays so. All
+  // or nothing. NOT_FOUND; FAILED_PRECONDITION naming a page that is not wholly below the
+  // rank's watermark, or another rank's; INVALID_ARGUMENT: too many.
+  virtual absl::Status Rest(SequenceId sequence, int rank, std::span<const PageId> pages) = 0;
+  // Where each page lies in the slab, to be read in place again: it stays until it rests
+  // once more. Brings up what lies below, which waits for those tiers: not under a lock.
+  // Pages end each by itself: RESOURCE_EXHAUSTED, UNAVAILABLE: later perhaps; NOT_FOUND,
+  // DATA_LOSS: it is gone; FAILED_PRECONDITION: another rank's. Of the whole call: as
+  // Rest().
+  virtual absl::StatusOr<std::vector<absl::StatusOr<int64_t>>> Ask(
+      SequenceId sequence, int rank, std::span<const PageId> pages) = 0;
+  // The lowest tier in which one of the pages lies; kHostTier also when there is none.
+  virtual int LowestTierOf(SequenceId sequence, std::span<const PageId> pages) const = 0;
+  virtual int LowestTierOf(const PageRange& range) const = 0;
+  virtual HostPressure Pressure() { return {}; }
 
   // Ends the sequence: nothing of it can be read or written any more.
   virtual absl::Status Release(SequenceId sequence) = 0;

@@ -126,6 +126,7 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
     if ((page + 1) * spec_.geometry.page_tokens > Watermark(range.rank)) {
       entry->second.sealed = false;
     }
+    SetResting(entry->first, entry->second, false);
     // A rank that streamed may come to map the slab, never the reverse for a page.
     entry->second.direct |= direct;
     reservation.offsets.push_back(entry->second.offset);
@@ -370,6 +371,7 @@ absl::StatusOr<std::vector<int64_t>> SequencePages::Skip(int rank, int64_t first
   std::vector<int64_t> offsets;
   for (const Key key : ReservedKeys(range)) {
     offsets.push_back(pages_.at(key).offset);
+    SetResting(key, pages_.at(key), false);
     pages_.erase(key);
     Touch(key);
   }
@@ -379,12 +381,13 @@ absl::StatusOr<std::vector<int64_t>> SequencePages::Skip(int rank, int64_t first
 std::vector<int64_t> SequencePages::TakeUncommitted(int rank) {
   std::vector<int64_t> offsets;
   const int64_t watermark = Watermark(rank);
-  absl::erase_if(pages_, [&](const auto& item) {
+  absl::erase_if(pages_, [&](auto& item) {
     if (item.second.rank != rank || PageOfKey(item.first) * spec_.geometry.page_tokens < watermark)
       return false;
     // Of a sequence that went back: whoever moves the page, or has it, looks for it here.
     if (item.second.tier != kHostTier || item.second.moving) return false;
     offsets.push_back(item.second.offset);
+    SetResting(item.first, item.second, false);
     Touch(item.first);
     return true;
   });
@@ -398,7 +401,9 @@ std::vector<int64_t> SequencePages::TakeAll() {
     if (entry.tier == kHostTier) offsets.push_back(entry.offset);
   }
   pages_.clear();
+  resting_in_slab_.clear();
   num_below_ = 0;
+  num_resting_ = 0;
   return offsets;
 }
 

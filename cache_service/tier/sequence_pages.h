@@ -37,8 +37,9 @@ struct PageEntry {
   PageDtype coding = PageDtype::kOpaque;  // of a page below that is stored at 8 bits
   bool direct = false;                    // the rank may fill it in the slab, past rows_written
   bool sealed = false;
-  bool moving = false;  // to another tier: only whoever moves it may change its tier
-  bool stuck = false;   // its bytes are damaged or lost: it moves nowhere
+  bool moving = false;   // to another tier: only whoever moves it may change its tier
+  bool stuck = false;    // its bytes are damaged or lost: it moves nowhere
+  bool resting = false;  // its rank does not read it in place before it asks for it
 };
 
 // Not thread safe; HostPageStore holds its mutex around every call. The slab must
@@ -116,6 +117,25 @@ class SequencePages {
   // does not lie in that place any more, or is moving already.
   bool Promote(const PagePlace& place, int64_t offset, std::span<const std::byte> bytes);
 
+  // --- Pages that rest --- (sequence_pages_rest.cc)
+  // As PageStore says. The pages are sealed by it.
+  absl::Status Rest(int rank, std::span<const PageId> pages);
+  // It rests no more. Its offset; or its place, where that is not the slab.
+  struct Asked {
+    int64_t offset = 0;
+    std::optional<PagePlace> below;
+  };
+  absl::StatusOr<Asked> Ask(int rank, const PageId& page);
+  void StopResting();  // of all pages
+  int LowestTierOf(std::span<const PageId> pages) const;
+  // Of the range; only those that lie below the slab.
+  std::vector<PagePlace> PagesBelow(const PageRange& range) const;
+  int64_t num_resting() const { return num_resting_; }
+  // Pages in the slab that may leave it.
+  int64_t num_movable() const {
+    return MayAllLeave() ? num_host_pages() : static_cast<int64_t>(resting_in_slab_.size());
+  }
+
   // --- What a restart needs --- (sequence_pages_state.cc)
   // Puts the changes since the last call into the batch; the store's own part along.
   struct Kept {
@@ -163,6 +183,13 @@ class SequencePages {
   PageEntry* FindKey(const PageKey& key);
   PagePlace PlaceOf(Key key, const PageEntry& entry) const;
   bool MayLeave(Key key, const PageEntry& entry, int from) const;
+  // Nobody reads or writes in place.
+  bool MayAllLeave() const { return all_stopped() && !awaits_writers_; }
+  std::vector<PagePlace> BeginRestingMoves(int64_t max);
+  absl::StatusOr<PageEntry*> FindOwn(int rank, const PageId& page);
+  void SetResting(Key key, PageEntry& entry, bool resting);
+  // After its tier, its resting or its being has changed; null: it is gone.
+  void ListResting(Key key, const PageEntry* entry);
   std::span<std::byte> PageBytes(const PageEntry& entry) const;
   void Seal(Key key, PageEntry& entry);
   void Touch(Key key) {
@@ -175,7 +202,9 @@ class SequencePages {
   const int64_t watermarks_offset_;
   Slab& slab_;
   absl::flat_hash_map<Key, PageEntry> pages_;
-  int64_t num_below_ = 0;                      // of them: in a lower tier
+  int64_t num_below_ = 0;    // of them: in a lower tier
+  int64_t num_resting_ = 0;  // of them: resting, in any tier
+  absl::flat_hash_set<Key> resting_in_slab_;
   absl::flat_hash_map<int, HeadRange> heads_;  // by rank, all that it ever reserved
   // By rank, in the order in which they came, joined where they touch.
   absl::flat_hash_map<int, std::vector<PageSpan>> skipped_;

@@ -9,10 +9,10 @@ namespace heavywater {
 namespace {
 
 std::string PageRecord(const PageEntry& entry) {
-  const int64_t flags = int64_t{entry.direct} | int64_t{entry.sealed} << 1 |
-                        int64_t{entry.stuck} << 2 |
-                        int64_t{static_cast<uint8_t>(entry.coding)} << 3 |
-                        int64_t{entry.tier} << 8 | int64_t{entry.rank} << 16;
+  const int64_t flags =
+      int64_t{entry.direct} | int64_t{entry.sealed} << 1 | int64_t{entry.stuck} << 2 |
+      int64_t{static_cast<uint8_t>(entry.coding)} << 3 | int64_t{entry.resting} << 7 |
+      int64_t{entry.tier} << 8 | int64_t{entry.rank} << 16;
   RecordWriter writer;
   writer.Add(entry.offset);
   writer.Add(int64_t{entry.crc} | int64_t{entry.rows_written} << 32);
@@ -163,7 +163,8 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::LoadPage(uint64_t number
   } else {
     ++num_below_;
   }
-  pages_[key] = entry;
+  PageEntry& loaded = pages_[key] = entry;
+  SetResting(key, loaded, (flags >> 7 & 1) != 0);
   if (entry.tier == kHostTier) return std::nullopt;
   return PlaceOf(key, entry);
 }

@@ -48,8 +48,8 @@ bool SequencePages::MayLeave(Key key, const PageEntry& entry, int from) const {
 
 std::vector<PagePlace> SequencePages::BeginMoves(int from, int64_t max) {
   std::vector<PagePlace> places;
-  const bool may_leave_host = all_stopped() && !awaits_writers_;
-  if (from == kHostTier && (!may_leave_host || num_host_pages() == 0)) return places;
+  if (from == kHostTier && !MayAllLeave()) return BeginRestingMoves(max);
+  if (from == kHostTier && num_host_pages() == 0) return places;
   if (from != kHostTier && num_below_ == 0) return places;
   for (auto& [key, entry] : pages_) {
     if (static_cast<int64_t>(places.size()) == max) break;
@@ -90,15 +90,17 @@ Relocation SequencePages::Relocate(const PagePlace& place, int to, const StoredA
   if (entry == nullptr) return Relocation::kGone;
   HW_CHECK(entry->moving && entry->tier == place.tier);
   if (place.tier == kHostTier) {
-    // A rank that has come back may have written to it since it was copied.
-    if (!all_stopped() || awaits_writers_ || !entry->sealed || entry->crc != place.crc32c)
-      return Relocation::kKept;
+    // A rank that has come back may have written to it since it was copied, or has asked
+    // for it.
+    const bool may_leave = entry->resting || MayAllLeave();
+    if (!may_leave || !entry->sealed || entry->crc != place.crc32c) return Relocation::kKept;
     *free_offset = entry->offset;
     ++num_below_;
   }
   entry->tier = static_cast<uint8_t>(to);
   entry->coding = as.coding;
   entry->crc = as.crc32c;
+  ListResting(KeyOf(place.key.layer, place.key.kv_head, place.key.page), entry);
   Touch(KeyOf(place.key.layer, place.key.kv_head, place.key.page));
   return Relocation::kMoved;
 }
@@ -125,6 +127,7 @@ bool SequencePages::Promote(const PagePlace& place, int64_t offset,
   if (entry->coding != PageDtype::kOpaque) entry->crc = Crc32c(bytes);
   entry->coding = PageDtype::kOpaque;
   entry->moving = true;
+  ListResting(KeyOf(place.key.layer, place.key.kv_head, place.key.page), entry);
   Touch(KeyOf(place.key.layer, place.key.kv_head, place.key.page));
   --num_below_;
   return true;

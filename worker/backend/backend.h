@@ -200,6 +200,9 @@ class Backend : public ScratchSizes {
     return absl::OkStatus();
   }
 
+  // Whether recall can leave out pages that rest (RecallView::resting).
+  virtual bool CanRest() const { return false; }
+
   // Step 1: K and V of new tokens into their slots (converted to the KV dtype),
   // positions set, scores and gains of those slots zeroed, and the same bytes
   // to the open host pages.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <span>
 
@@ -42,13 +43,25 @@ struct RecallView {
   bool all = false;         // no scan and no threshold
   float min_share = 1e-4f;  // of attention, by estimate, below which nothing is picked
 
+  // Pages that rest, 1: they have no address in `host`, but are scanned like the others; picks
+  // that fall on them are taken out before anything is read (not in mode `all`, which knows no
+  // resting pages). Host memory, [num_kv_heads][num_pages], or empty: none rests. Only where
+  // Backend::CanRest().
+  std::span<const uint8_t> resting = {};
+  // With `resting`: what each such page would have received, by estimate, is added here: of a
+  // pick v / (1 + v), v its value, 2^-32 fixed point. Host memory, [num_kv_heads][num_pages].
+  std::span<int64_t> missed = {};
+  // With `resting`, or empty: how many picks were taken out. Host memory,
+  // [num_tokens][num_kv_heads] of the item.
+  std::span<int32_t> num_missed = {};
+
   // Exact probabilities of the picks, summed over the group's query heads and
   // the item's tokens, each rounded to 2^-32 on its own, are added here. Host
   // memory, [num_kv_heads][gains_stride] by position; empty: not wanted.
   std::span<int64_t> gains;
   int64_t gains_stride = 0;
   // Host memory, [num_tokens][num_kv_heads] of the item, or empty: how many were
-  // picked.
+  // picked and read.
   std::span<int32_t> num_picks;
   // Host memory, [num_tokens][num_kv_heads][max_picks], ascending, or empty: which; of
   // mode `all` the first max_picks.
@@ -59,6 +72,20 @@ struct RecallView {
   // picks. Costs a second, slower scan.
   std::span<float> missing;
 };
+
+inline bool Rests(const RecallView& recall, int kv_head, int64_t page) {
+  return !recall.resting.empty() && recall.resting[kv_head * recall.num_pages + page] != 0;
+}
+// Whether positions of a page may be picked: it has a copy, or rests.
+inline bool MayPick(const RecallView& recall, int kv_head, int64_t page) {
+  return recall.host.Page(kv_head, page) != nullptr || Rests(recall, kv_head, page);
+}
+// A pick of that value has fallen on a page that rests. From any thread.
+inline void AddMissed(const RecallView& recall, int kv_head, int64_t page, double value) {
+  const double share = value / (1 + value);
+  std::atomic_ref<int64_t>(recall.missed[kv_head * recall.num_pages + page])
+      .fetch_add(static_cast<int64_t>(share * 4294967296.0), std::memory_order_relaxed);
+}
 
 // How much recall a step may do: what Backend::AttendScratchBytes() counts. All 0:
 // none.

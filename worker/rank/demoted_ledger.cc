@@ -26,11 +26,18 @@ int64_t DemotedLedger::FreshMass(int head) const {
 
 void DemotedLedger::ForgetFreshGains() { std::fill(fresh_.begin(), fresh_.end(), 0); }
 
-std::vector<PositionGain> DemotedLedger::LargestGains(int head, int64_t count) const {
+std::vector<PositionGain> DemotedLedger::LargestGains(int head, int64_t count,
+                                                      std::span<const uint8_t> absent,
+                                                      int page_tokens) const {
+  const auto is_absent = [&](int64_t position) {
+    const auto page = static_cast<size_t>(position / page_tokens);
+    return page < absent.size() && absent[page] != 0;
+  };
   std::vector<PositionGain> gains;
   for (int64_t i = head * stride_; i < (head + 1) * stride_; ++i) {
     const int64_t gain = unreported_[i] + fresh_[i];
-    if (gain > 0) gains.push_back({static_cast<Position>(i - head * stride_), gain});
+    if (gain <= 0 || is_absent(i - head * stride_)) continue;
+    gains.push_back({static_cast<Position>(i - head * stride_), gain});
   }
   if (count < static_cast<int64_t>(gains.size())) {
     std::nth_element(gains.begin(), gains.begin() + count, gains.end(),

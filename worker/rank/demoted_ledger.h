@@ -50,8 +50,11 @@ class DemotedLedger {
   void ForgetFreshGains();
 
   // The `count` largest unreported gains of a head, in ascending order of
-  // position; ties to the lower one.
-  std::vector<PositionGain> LargestGains(int head, int64_t count) const;
+  // position; ties to the lower one. Not of pages (of `page_tokens`) that `absent` says
+  // are not there; empty: all are.
+  std::vector<PositionGain> LargestGains(int head, int64_t count,
+                                         std::span<const uint8_t> absent = {},
+                                         int page_tokens = 1) const;
   // What LargestGains() returned has been reported.
   void ClearGain(int head, Position position);
   // Fresh gains become unreported ones.

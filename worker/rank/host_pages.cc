@@ -167,6 +167,18 @@ const std::byte* HostPages::Page(int layer, int head, int64_t page) const {
   return tier_->Page(sequence_, layer, heads_.first + head, page);
 }
 
+std::vector<PageId> HostPages::OfModel(std::span<const PageId> pages) const {
+  std::vector<PageId> of_model(pages.begin(), pages.end());
+  for (PageId& page : of_model) page.kv_head += heads_.first;
+  return of_model;
+}
+
+std::vector<PageId> HostPages::TakeGone() const {
+  std::vector<PageId> pages = tier_->TakeGone(sequence_);
+  for (PageId& page : pages) page.kv_head -= heads_.first;
+  return pages;
+}
+
 int64_t HostPages::first_unbacked() const {
   if (!readable()) return 0;
   const auto first = std::find(backed_.begin(), backed_.end(), false);

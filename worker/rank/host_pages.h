@@ -66,6 +66,12 @@ class HostPages {
   // Of one layer, for a kernel: [heads of this rank][pages]; all are there.
   std::vector<const std::byte*> AllPages(int layer) const;
 
+  // Pages that rest, as HostTier has them; KV heads are counted over this rank's.
+  int64_t BytesToRest() const { return readable() ? tier_->BytesToRest(sequence_) : 0; }
+  void Rest(std::span<const PageId> pages) const { tier_->Rest(sequence_, OfModel(pages)); }
+  void Ask(std::span<const PageId> pages) const { tier_->Ask(sequence_, OfModel(pages)); }
+  std::vector<PageId> TakeGone() const;
+
   // Every layer of positions below `tokens` is written.
   void Publish(int64_t tokens);
 
@@ -82,6 +88,7 @@ class HostPages {
 
   absl::Status ReservePrompt(int64_t prompt_tokens);
   absl::Status Reserve(int64_t end_page);
+  std::vector<PageId> OfModel(std::span<const PageId> pages) const;
   bool is_lost() const { return writes() && tier_->IsLost(sequence_); }
   void Close();
 

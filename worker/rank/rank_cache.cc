@@ -50,7 +50,11 @@ absl::Status CheckShare(const RankCacheOptions& options) {
       "first_kv_head is ", shape.first_kv_head, ", want ", want_first, " for rank ", options.rank));
 }
 
-absl::Status Check(const RankCacheOptions& options) {
+absl::Status Check(const RankCacheOptions& options, const Backend& backend) {
+  if (options.rest_pages && !backend.CanRest()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rest_pages is on, but recall on ", backend.Name(), " reads every page"));
+  }
   HW_RETURN_IF_ERROR(options.shape.Validate());
   HW_RETURN_IF_ERROR(CheckAtLeast("world_size", options.world_size, 1));
   HW_RETURN_IF_ERROR(CheckAtLeast("rank", options.rank, 0));
@@ -89,7 +93,7 @@ RankCache::~RankCache() = default;
 
 absl::StatusOr<std::unique_ptr<RankCache>> RankCache::Create(const RankCacheOptions& options,
                                                              Backend& backend, HostTier* tier) {
-  HW_RETURN_IF_ERROR(Check(options));
+  HW_RETURN_IF_ERROR(Check(options, backend));
   HW_RETURN_IF_ERROR(backend.CheckShape(options.shape));
   std::unique_ptr<RankCache> cache(new RankCache(options, backend, tier));
   HW_ASSIGN_OR_RETURN(cache->stream_, backend.NewStream());

@@ -38,7 +38,10 @@ struct RankCacheOptions {
   int64_t device_memory_bytes = 0;  // 0: no limit
   int max_step_tokens = 512;        // workspace for so many rows is held from the start
   int64_t reserve_ahead_tokens = 1024;  // host pages reserved ahead of the newest token
-  float attention_scale = 0;            // of the logits; 0: 1 / sqrt(head_dim)
+  // Recall lets cold host pages rest where the tier asks for it (HostTier::BytesToRest()); alike
+  // on all ranks, and only on backends that can (Backend::CanRest()).
+  bool rest_pages = false;
+  float attention_scale = 0;  // of the logits; 0: 1 / sqrt(head_dim)
   // Of the model's RoPE, [head_dim / 2] radians a place: who has it may open sequences at
   // Positions::kCacheRelative. Their Q and K then come unrotated. Empty: none may.
   std::vector<double> rope_frequencies = {};

@@ -113,7 +113,7 @@ RecallLimits RecallLimitsOf(const RankCacheOptions& options, const SequenceOptio
 }
 
 RecallRegion RecallRegionOf(const RankCacheOptions& options, const Budget& budget,
-                            const PolicyOptions& policy, int64_t begin) {
+                            const PolicyOptions& policy, int64_t begin, int64_t num_pages) {
   RecallRegion region;
   region.begin = begin;
   if (!policy.recall.enabled || !budget.uses_scores) return region;
@@ -125,7 +125,15 @@ RecallRegion RecallRegionOf(const RankCacheOptions& options, const Budget& budge
   region.num_heads = reduced ? shape.total_kv_heads : shape.num_kv_heads;
   region.first_head = reduced ? shape.first_kv_head : 0;
   region.num_candidates = policy.recall.promote_candidates;
+  region.num_pages = num_pages;
   return region;
+}
+
+int64_t MaxRegionPages(const RankCacheOptions& options, const SequenceOptions& sequence) {
+  const PolicyOptions& policy = sequence.policy;
+  const bool tells = options.rest_pages && policy.recall.enabled && !policy.recall.all &&
+                     policy.scope == Scope::kLayer;
+  return tells ? PagesFor(sequence.max_tokens, options.shape.page_tokens) : 0;
 }
 
 }  // namespace heavywater

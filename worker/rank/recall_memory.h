@@ -50,9 +50,11 @@ RecallBytes RecallBytesOf(const RankCacheOptions& options, const Budget& budget,
 // What the backend's scratch must be enough for.
 RecallLimits RecallLimitsOf(const RankCacheOptions& options, const SequenceOptions& sequence);
 
-// Its part of a step's buffer, from `begin`; of size 0 without recall or scores.
+// Its part of a step's buffer, from `begin`; of size 0 without recall or scores. `num_pages`:
+// SequenceRecall::region_pages(), and the most that it can become.
 RecallRegion RecallRegionOf(const RankCacheOptions& options, const Budget& budget,
-                            const PolicyOptions& policy, int64_t begin);
+                            const PolicyOptions& policy, int64_t begin, int64_t num_pages);
+int64_t MaxRegionPages(const RankCacheOptions& options, const SequenceOptions& sequence);
 // Candidates that a set can have in a plan.
 int64_t MaxCandidates(const RankCacheOptions& options, const PolicyOptions& policy);
 

@@ -13,6 +13,14 @@ struct RecallStats {
   double mass_missing = 0;   // estimated share of attention that was not read, last sample:
                              // mean over tokens, KV heads and layers
   int64_t sketch_bytes = 0;  // on the device now
+
+  // Host pages of this rank, of one layer and KV head each; all 0 where none may rest.
+  int64_t pages_resting = 0;  // now
+  int64_t pages_rested = 0;   // so far, like the next three
+  int64_t pages_asked = 0;
+  int64_t pages_returned = 0;
+  int64_t pages_lost = 0;    // of those asked for
+  int64_t missed_picks = 0;  // picks that fell on pages which rested, and were not read
 };
 
 }  // namespace heavywater

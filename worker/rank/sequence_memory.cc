@@ -192,7 +192,9 @@ SequenceBytes BytesOf(const RankCacheOptions& options, const ScratchSizes& scrat
   }
   const int64_t layer = DeviceLayerBytes(blocks.shape, own_sets, capacity).total();
   const int64_t region =
-      RecallRegionOf(options, budget, sequence.policy, 0).size() * int64_t{sizeof(int64_t)};
+      RecallRegionOf(options, budget, sequence.policy, 0, MaxRegionPages(options, sequence))
+          .size() *
+      int64_t{sizeof(int64_t)};
   const PlaceBytes places = PlaceBytesOf(options, sequence, capacities);
   return {.layers = layers,
           .growth = budget.bounded_decode ? 0 : layer,

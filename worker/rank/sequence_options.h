@@ -50,6 +50,13 @@ struct SequenceStats {
   double mass_missing = 0;       // estimated share of attention that went to demoted positions
                                  // which were not picked: mean of the last sample
   int64_t sketch_bytes = 0;      // of device_bytes, now
+  // Of host pages that rest, as RecallStats has them.
+  int64_t pages_resting = 0;
+  int64_t pages_rested = 0;
+  int64_t pages_asked = 0;
+  int64_t pages_returned = 0;
+  int64_t pages_lost = 0;
+  int64_t missed_picks = 0;
 };
 
 }  // namespace heavywater

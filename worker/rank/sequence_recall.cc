@@ -39,7 +39,9 @@ SequenceRecall::SequenceRecall(const RankCacheOptions& rank, const SequenceOptio
       prompt_demotes_(PromptDemotes(budget, sequence.prompt_tokens)),
       memory_(memory),
       stream_(stream),
-      host_pages_(pages) {}
+      host_pages_(pages),
+      rests_(rank.rest_pages && !sequence.policy.recall.all),
+      rest_(rank.shape.num_layers, rank.shape.num_kv_heads) {}
 
 absl::StatusOr<std::unique_ptr<SequenceRecall>> SequenceRecall::Create(
     const RankCacheOptions& rank, const SequenceOptions& sequence, const Budget& budget,
@@ -111,6 +113,7 @@ absl::Status SequenceRecall::AddPages(int64_t tokens) {
     sketches_.push_back(std::move(buffer));
   }
   if (pages == before) return absl::OkStatus();
+  rest_.Grow(pages);
   const int64_t old_words = before * sketch_.page_tokens / kSketchBlock;
   for (int index = 0; index < rank_.shape.num_layers; ++index) {
     Layer& layer = layers_[index];
@@ -163,11 +166,14 @@ absl::Status SequenceRecall::Upload(int index) {
   return memory_.backend().CopyToDevice(layer.demoted_on_device.As<std::byte>(), bytes, stream_);
 }
 
-// Positions without a copy are dropped: nothing can read them.
-void SequenceRecall::MarkDemoted(Layer& layer, int set, Position position) {
+// Positions without a copy are dropped: nothing can read them. A page that rests has one.
+void SequenceRecall::MarkDemoted(int index, int set, Position position) {
+  Layer& layer = layers_[index];
   const int64_t page = position / sketch_.page_tokens;
+  const std::span<const uint8_t> resting = rest_.resting(index);
   for (int head = 0; head < rank_.shape.num_kv_heads; ++head) {
-    if (layer.host_pages[head * num_pages() + page] == nullptr) return;
+    const int64_t i = head * num_pages() + page;
+    if (layer.host_pages[i] == nullptr && resting[i] == 0) return;
   }
   layer.demoted[set * words_per_set() + position / kSketchBlock] |=
       static_cast<uint16_t>(1u << (position % kSketchBlock));
@@ -197,7 +203,7 @@ absl::Status SequenceRecall::AddPromptLayer(int index, std::span<const Position>
         ++next;
         continue;
       }
-      MarkDemoted(layer, set, position);
+      MarkDemoted(index, set, position);
       const int64_t score = scores.empty() ? 0 : scores[set * tokens + position];
       layer.ledger.SetScore(set, position, score, clock_);
     }
@@ -218,11 +224,14 @@ void SequenceRecall::BeginStep(int64_t num_tokens, bool sample_missing, bool not
   reads_.clear();
   if (sketched() && !step_can_pick_) stats_.mass_missing = 1;  // nothing can be read: say so
   if (!step_can_pick_) return;
+  if (rests_) UpdateRest();
   sample_missing = sample_missing || steps_++ % kSampleSteps == 0;
   const RecallOptions& recall = options_.policy.recall;
   const int heads = rank_.shape.num_kv_heads;
   const int64_t rows = num_tokens * heads;
   num_picks_.assign(views_.size() * rows, 0);
+  const bool any_rests = rest_.num_resting() > 0;
+  num_missed_.assign(any_rests ? views_.size() * rows : 0, 0);
   missing_.assign(sample_missing ? views_.size() * rows : 0, 0);
   const int64_t list = note_reads && !recall.all ? recall.recall_tokens : 0;
   picks_.assign(views_.size() * rows * list, 0);
@@ -239,6 +248,11 @@ void SequenceRecall::BeginStep(int64_t num_tokens, bool sample_missing, bool not
     view.max_picks = recall.recall_tokens;
     view.all = recall.all;
     view.min_share = static_cast<float>(recall.min_share);
+    if (any_rests) {
+      view.resting = rest_.resting(static_cast<int>(index));
+      view.missed = rest_.missed(static_cast<int>(index));
+      view.num_missed = std::span(num_missed_).subspan(index * rows, rows);
+    }
     view.gains = layer.ledger.fresh_gains();
     view.gains_stride = layer.ledger.stride();
     view.num_picks = std::span(num_picks_).subspan(index * rows, rows);
@@ -259,6 +273,7 @@ void SequenceRecall::CommitStep() {
     stats_.reads += picks;
     stats_.reads_max = std::max<int64_t>(stats_.reads_max, picks);
   }
+  for (const int32_t missed : num_missed_) stats_.missed_picks += missed;
   if (note_reads_) CountReads();
   if (missing_.empty()) return;
   stats_.mass_missing =

@@ -16,6 +16,7 @@
 #include "worker/rank/rank_cache.h"
 #include "worker/rank/recall_region.h"
 #include "worker/rank/recall_stats.h"
+#include "worker/rank/resting_pages.h"
 #include "worker/rank/sequence_memory.h"
 #include "worker/rank/sequence_options.h"
 #include "worker/rank/sequence_snapshot.h"
@@ -73,7 +74,8 @@ class SequenceRecall {
   // The step failed: gains since the last plan are lost.
   void UndoStep();
 
-  // A plan. Before the reduce (device work done): this rank's mass and proposals.
+  // A plan. Before the reduce (device work done): this rank's mass and proposals, and which
+  // pages it could not copy up.
   void FillRegion(const RecallRegion& region, std::span<int64_t> buffer) const;
   // After it. `queries`: since the last plan; `evicts`: something will be demoted.
   absl::Status BeginPlan(int64_t queries, int64_t tokens_seen, bool evicts);
@@ -104,6 +106,11 @@ class SequenceRecall {
   absl::Status SaveState(StateWriter& out) const;
   absl::Status LoadState(StateReader& in, std::span<const SlotSnapshot> slots, int64_t tokens_seen);
 
+  // How many pages the plan's region tells of, alike on all ranks: 0 where none may rest.
+  int64_t region_pages() const { return rests_ && num_sets_ == 1 ? num_pages() : 0; }
+  // Whether a page of one of the rank's heads rests, or is lost.
+  bool Rests(int layer, int head, int64_t page) const { return rest_.Rests(layer, head, page); }
+
   const RecallStats& stats() const { return stats_; }
 
  private:
@@ -126,11 +133,25 @@ class SequenceRecall {
   absl::Status ChooseChannels(int layer, int64_t tokens);
   absl::Status Upload(int layer);
   absl::Status RestoreDevice(const RecallSnapshot& snapshot);
-  void MarkAbsent(Layer& layer, int set, const SlotSnapshot& slots, int64_t tokens);
+  void MarkAbsent(int layer, int set, const SlotSnapshot& slots, int64_t tokens);
   void CountReads();
   void CountAllDemoted();
   bool NeedsEncoding(int64_t tokens_seen) const;
-  void MarkDemoted(Layer& layer, int set, Position position);
+  // --- Pages that rest --- (sequence_recall_rest.cc)
+  void UpdateRest();
+  void TakeReturns();
+  void LetRest(bool planned);
+  void NoteHeat();
+  void AddHeat();
+  bool HasCopy(const PageId& page) const;
+  // Whether positions of the page cannot be copied up on this rank now.
+  bool IsAbsent(int layer, int set, int64_t page) const;
+  // Of a head's set, by page; empty: none.
+  std::vector<uint8_t> AbsentPages(int layer, int head) const;
+  void FillAbsent(const RecallRegion& region, std::span<int64_t> buffer) const;
+  bool MayPromote(int layer, int set, Position position, const RecallRegion& region,
+                  std::span<const int64_t> buffer) const;
+  void MarkDemoted(int layer, int set, Position position);
   bool IsDemoted(const Layer& layer, int set, Position position) const;
   int64_t words_per_set() const;
   int64_t num_pages() const { return static_cast<int64_t>(sketches_.size()); }
@@ -156,11 +177,17 @@ class SequenceRecall {
   int64_t step_tokens_ = 0;
   int64_t steps_ = 0;  // that could pick
   bool step_can_pick_ = false;
-  std::vector<RecallView> views_;   // [num_layers]
-  std::vector<int32_t> num_picks_;  // [num_layers][step_tokens][num_kv_heads]
-  std::vector<float> missing_;      // likewise, when sampled
-  std::vector<Position> picks_;     // likewise, [max_picks] each, when noted
-  std::vector<int64_t> reads_;      // [num_pages x page_tokens], when noted
+  static constexpr int64_t kMaxPagesToRest = 1024;  // in one round
+  const bool rests_;                                // pages may rest
+  RestingPages rest_;                               // of the first num_pages()
+  bool planned_ = false;                            // since the last round
+  int64_t steps_since_rest_ = 0;
+  std::vector<RecallView> views_;    // [num_layers]
+  std::vector<int32_t> num_picks_;   // [num_layers][step_tokens][num_kv_heads]
+  std::vector<int32_t> num_missed_;  // likewise, where pages rest
+  std::vector<float> missing_;       // likewise, when sampled
+  std::vector<Position> picks_;      // likewise, [max_picks] each, when noted
+  std::vector<int64_t> reads_;       // [num_pages x page_tokens], when noted
   bool note_reads_ = false;
   RecallStats stats_;
 };

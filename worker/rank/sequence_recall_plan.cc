@@ -10,19 +10,23 @@
 namespace heavywater {
 
 void SequenceRecall::FillRegion(const RecallRegion& region, std::span<int64_t> buffer) const {
+  FillAbsent(region, buffer);
   for (int index = 0; index < region.num_layers; ++index) {
     const DemotedLedger& ledger = layers_[index].ledger;
     for (int head = 0; head < rank_.shape.num_kv_heads; ++head) {
       const int row = region.rows == 1 ? 0 : region.first_head + head;
       buffer[region.Mass(index, row)] += ledger.FreshMass(head);
       region.Write(index, region.first_head + head,
-                   ledger.LargestGains(head, region.num_candidates), buffer);
+                   ledger.LargestGains(head, region.num_candidates, AbsentPages(index, head),
+                                       sketch_.page_tokens),
+                   buffer);
     }
   }
 }
 
 absl::Status SequenceRecall::BeginPlan(int64_t queries, int64_t tokens_seen, bool evicts) {
   clock_ += queries;
+  NoteHeat();
   for (Layer& layer : layers_) layer.ledger.MergeGains();
   return sketched() || evicts ? AddPages(tokens_seen) : absl::OkStatus();
 }
@@ -50,7 +54,7 @@ absl::StatusOr<std::vector<PromotionCandidate>> SequenceRecall::TakeReports(
     const double decay = options_.policy.decay;
     const int64_t score = layer.ledger.ScoreAt(set, position, decay, clock_) + gain;
     layer.ledger.SetScore(set, position, score, clock_);
-    if (position >= promotable_end) continue;
+    if (position >= promotable_end || !MayPromote(index, set, position, region, buffer)) continue;
     if (!IsDemoted(layer, set, position)) {
       return absl::FailedPreconditionError(absl::StrCat(
           "position ", position, " is proposed in layer ", index, ", but is not demoted here"));
@@ -65,7 +69,7 @@ void SequenceRecall::Demote(int index, int set, std::span<const Position> positi
   HW_CHECK(positions.size() == scores.size());
   Layer& layer = layers_[index];
   for (size_t i = 0; i < positions.size(); ++i) {
-    MarkDemoted(layer, set, positions[i]);
+    MarkDemoted(index, set, positions[i]);
     layer.ledger.SetScore(set, positions[i], scores[i], clock_);
   }
 }

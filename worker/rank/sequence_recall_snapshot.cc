@@ -40,7 +40,7 @@ absl::Status SequenceRecall::RestoreDevice(const RecallSnapshot& snapshot) {
   return memory_.backend().CopyToDevice(state.As<std::byte>(), bytes, stream_);
 }
 
-void SequenceRecall::MarkAbsent(Layer& layer, int set, const SlotSnapshot& slots, int64_t tokens) {
+void SequenceRecall::MarkAbsent(int layer, int set, const SlotSnapshot& slots, int64_t tokens) {
   std::vector<bool> resident(static_cast<size_t>(tokens), false);
   for (const Position position : slots.positions) {
     if (position != kNoPosition) resident[static_cast<size_t>(position)] = true;
@@ -69,7 +69,7 @@ absl::Status SequenceRecall::Restore(const RecallSnapshot& snapshot,
     Layer& layer = layers_[index];
     HW_RETURN_IF_ERROR(layer.ledger.Load(snapshot.ledgers[static_cast<size_t>(index)]));
     for (int set = 0; set < num_sets_; ++set) {
-      MarkAbsent(layer, set, slots[static_cast<size_t>(index) * num_sets_ + set], tokens_seen);
+      MarkAbsent(index, set, slots[static_cast<size_t>(index) * num_sets_ + set], tokens_seen);
     }
     HW_RETURN_IF_ERROR(EncodeLayer(index, 0, snapshot.sketched_tokens));
     HW_RETURN_IF_ERROR(Upload(index));

@@ -31,6 +31,12 @@ void AddRecallStats(const RecallStats& recall, SequenceStats& stats) {
   stats.promoted = recall.promoted;
   stats.mass_missing = recall.mass_missing;
   stats.sketch_bytes = recall.sketch_bytes;
+  stats.pages_resting = recall.pages_resting;
+  stats.pages_rested = recall.pages_rested;
+  stats.pages_asked = recall.pages_asked;
+  stats.pages_returned = recall.pages_returned;
+  stats.pages_lost = recall.pages_lost;
+  stats.missed_picks = recall.missed_picks;
 }
 
 }  // namespace
@@ -216,6 +222,10 @@ absl::StatusOr<std::vector<std::byte>> SequenceCache::ReadKv(int layer, int kv_h
   const int64_t page = position / rank_.shape.page_tokens;
   const std::byte* rows =
       host_pages_.has_copy(position) ? host_pages_.Page(layer, kv_head, page) : nullptr;
+  if (rows == nullptr && recall_ != nullptr && recall_->Rests(layer, kv_head, page)) {
+    return absl::UnavailableError(absl::StrCat("position ", position, " of layer ", layer,
+                                               " rests: this rank cannot read it now"));
+  }
   if (rows == nullptr) {
     return absl::NotFoundError(absl::StrCat("position ", position, " is not resident in layer ",
                                             layer, " and has no copy that this rank can read"));

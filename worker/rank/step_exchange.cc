@@ -40,8 +40,10 @@ void StepExchange::Layout(uint64_t step, std::span<ActiveItem> items) {
                     .begin = size_,
                     .used = item.sequence->used_after(item.spec.num_tokens),
                     .blocks_per_layer = item.sequence->blocks().per_layer};
-      item.recall = RecallRegionOf(options, item.sequence->budget(),
-                                   item.sequence->options().policy, item.gains.end());
+      SequenceRecall* const recall = item.sequence->recall();
+      item.recall =
+          RecallRegionOf(options, item.sequence->budget(), item.sequence->options().policy,
+                         item.gains.end(), recall == nullptr ? 0 : recall->region_pages());
       size_ = item.recall.end();
       largest_size_ +=
           item.gains.sets.rows() * item.sequence->total_capacity() + item.recall.size();

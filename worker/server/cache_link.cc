@@ -170,6 +170,11 @@ void CacheLink::Run() {
   }
 }
 
+HostPressureNews CacheLink::host_pressure() const {
+  MutexLock lock(&mutex_);
+  return pressure_;
+}
+
 absl::Status CacheLink::Heartbeat() {
   v1::HeartbeatRequest request;
   request.set_group(options_.group);
@@ -195,6 +200,10 @@ absl::Status CacheLink::Heartbeat() {
     for (SequenceId sequence : request.sequence_ids()) {
       if (!unknown.contains(sequence)) NoteRenewed(sequence, sent);
     }
+  }
+  if (status.ok()) {
+    MutexLock lock(&mutex_);
+    pressure_ = {response.host_shortage_bytes(), response.host_restable_bytes(), sent};
   }
   MutexLock lock(&listener_mutex_);
   for (SequenceId sequence : response.unknown_sequence_ids()) {

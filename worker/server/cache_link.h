@@ -45,6 +45,13 @@ struct CacheLinkOptions {
   Clock* clock = &Clock::Real();                    // that leases are measured with
 };
 
+// What the service has last said of its host memory (HeartbeatResponse), and when it was asked.
+struct HostPressureNews {
+  int64_t shortage_bytes = 0;
+  int64_t restable_bytes = 0;
+  absl::Time sent = absl::InfinitePast();
+};
+
 // Thread safe.
 class CacheLink {
  public:
@@ -90,6 +97,7 @@ class CacheLink {
   absl::Time RenewedAt(SequenceId sequence) const;
   void NoteRenewed(SequenceId sequence, absl::Time sent);
   Clock& clock() const { return *options_.clock; }
+  HostPressureNews host_pressure() const;
   // Called on the heartbeats' thread for listed sequences that the service does
   // not know any more. One listener, which RemoveListener() takes away.
   void SetListener(std::function<void(SequenceId)> on_unknown);
@@ -124,6 +132,7 @@ class CacheLink {
   absl::Duration interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
   bool up_ ABSL_GUARDED_BY(mutex_) = false;
   std::string waiting_for_ ABSL_GUARDED_BY(mutex_);
+  HostPressureNews pressure_ ABSL_GUARDED_BY(mutex_);
   grpc::ClientContext* joining_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the call under way
   std::map<SequenceId, Listed> sequences_ ABSL_GUARDED_BY(mutex_);
   Mutex listener_mutex_;  // held during the call

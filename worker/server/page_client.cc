@@ -20,6 +20,14 @@ void SetTimeout(grpc::ClientContext& context, absl::Duration timeout) {
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
 }
 
+void AddPages(const std::vector<PageId>& pages, v1::PageIds* ids) {
+  for (const PageId& page : pages) {
+    ids->add_layers(page.layer);
+    ids->add_kv_heads(page.kv_head);
+    ids->add_pages(page.page);
+  }
+}
+
 }  // namespace
 
 PageClient::PageClient(CacheLink& link)
@@ -104,6 +112,36 @@ absl::Status PageClient::Commit(SequenceId sequence, int64_t tokens) {
   const absl::Status status = FromGrpcStatus(stub_->Commit(&context, request, &response));
   link_.Note(status);
   return status;
+}
+
+absl::Status PageClient::Rest(SequenceId sequence, const std::vector<PageId>& pages) {
+  v1::RestRequest request;
+  request.set_sequence_id(sequence);
+  request.set_epoch(link_.epoch());
+  request.set_rank(link_.options().rank);
+  AddPages(pages, request.mutable_pages());
+  grpc::ClientContext context;
+  SetTimeout(context, kShortTimeout);
+  v1::RestResponse response;
+  const absl::Status status = FromGrpcStatus(stub_->Rest(&context, request, &response));
+  link_.Note(status);
+  return status;
+}
+
+// Not noted: that a tier below is away or slow does not mean that the service is.
+absl::StatusOr<v1::AskResponse> PageClient::Ask(SequenceId sequence,
+                                                const std::vector<PageId>& pages) {
+  v1::AskRequest request;
+  request.set_sequence_id(sequence);
+  request.set_epoch(link_.epoch());
+  request.set_rank(link_.options().rank);
+  AddPages(pages, request.mutable_pages());
+  grpc::ClientContext context;
+  SetTimeout(context, kShortTimeout);
+  v1::AskResponse response;
+  const absl::Status status = FromGrpcStatus(stub_->Ask(&context, request, &response));
+  HW_RETURN_IF_ERROR(status);
+  return response;
 }
 
 absl::Status PageClient::Skip(SequenceId sequence, int64_t first_page, int64_t num_pages) {

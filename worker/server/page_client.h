@@ -36,6 +36,9 @@ class PageClient {
   // Two-phase: nothing is readable before Commit().
   absl::Status Write(SequenceId sequence, int row_bytes, const std::vector<PageRows>& pages);
   absl::Status Commit(SequenceId sequence, int64_t tokens);
+  // Pages that this rank does not read for now, and those that it wants to read again.
+  absl::Status Rest(SequenceId sequence, const std::vector<PageId>& pages);
+  absl::StatusOr<v1::AskResponse> Ask(SequenceId sequence, const std::vector<PageId>& pages);
   // This rank will never write the pages.
   absl::Status Skip(SequenceId sequence, int64_t first_page, int64_t num_pages);
 

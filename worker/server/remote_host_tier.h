@@ -21,6 +21,7 @@
 #include "worker/server/cache_link.h"
 #include "worker/server/page_client.h"
 #include "worker/server/remote_sequence.h"
+#include "worker/server/rest_requests.h"
 
 namespace heavywater {
 
@@ -62,6 +63,12 @@ class RemoteHostTier final : public HostTier {
   bool IsLost(SequenceId sequence) const override;
   void CloseSequence(SequenceId sequence) override;
   int64_t reserved_bytes() const override;
+  // Pages that lie in the slab, where the service says that its memory is short
+  // (remote_host_tier_rest.cc).
+  int64_t BytesToRest(SequenceId sequence) override;
+  void Rest(SequenceId sequence, std::span<const PageId> pages) override;
+  void Ask(SequenceId sequence, std::span<const PageId> pages) override;
+  std::vector<PageId> TakeGone(SequenceId sequence) override;
 
   // `done` runs once nothing of the closed sequence is left to write; at once
   // where nothing is, else on the thread that writes.
@@ -86,6 +93,8 @@ class RemoteHostTier final : public HostTier {
     bool copying = false;                        // the sync thread likewise
     absl::Time next_try = absl::InfinitePast();  // after a failure
     absl::Time closed = absl::InfiniteFuture();
+    RestRequests rest;
+    absl::Time next_rest = absl::InfinitePast();  // next_try of these
     std::function<void()> when_written;
 
     bool closing() const { return closed != absl::InfiniteFuture(); }
@@ -111,6 +120,12 @@ class RemoteHostTier final : public HostTier {
   void Grant(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status GrantUpTo(Entry& entry, int64_t end_page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Push(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of pages that rest; false: something is to be tried again.
+  void SyncRest(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Tell(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AskService(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Return(Entry& entry, const PageId& page, int64_t offset)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t TargetPages(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasWork(const Entry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteFailure(Entry& entry, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

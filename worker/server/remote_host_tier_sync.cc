@@ -121,6 +121,7 @@ bool RemoteHostTier::HasWork(const Entry& entry) const {
 void RemoteHostTier::Sync(SequenceId sequence) {
   MutexLock lock(&mutex_);
   Entry& entry = entries_.at(sequence);
+  SyncRest(entry);
   if (absl::Now() < entry.next_try) return;
   Grant(entry);
   if (!entry.orphan && entry.sequence->CommitEnd() > entry.sequence->committed()) Push(entry);

@@ -31,6 +31,18 @@ std::byte* RemoteSequence::Page(int layer, int kv_head, int64_t page) const {
   return row.memory.empty() ? nullptr : row.memory[Index(layer, kv_head)];
 }
 
+bool RemoteSequence::MayRest(const PageId& page) const {
+  const bool committed = (page.page + 1) * geometry_.page_tokens <= committed_;
+  return slab_ != nullptr && committed && page.page < granted_pages_ &&
+         pages_[static_cast<size_t>(page.page)].local == nullptr &&
+         Page(page.layer, page.kv_head, page.page) != nullptr;
+}
+
+std::byte* RemoteSequence::SetMemory(const PageId& page, std::byte* memory) {
+  PageRow& row = pages_[static_cast<size_t>(page.page)];
+  return std::exchange(row.memory[Index(page.layer, page.kv_head)], memory);
+}
+
 absl::Status RemoteSequence::AddLocalPages(int64_t end_page) {
   const size_t count = static_cast<size_t>(geometry_.num_layers) * heads_.count;
   while (num_pages() < end_page) {

@@ -56,6 +56,11 @@ class RemoteSequence {
   // Null when the page has no memory.
   std::byte* Page(int layer, int kv_head, int64_t page) const;
 
+  // Whether the page lies in the slab and is committed as a whole.
+  bool MayRest(const PageId& page) const;
+  // Where such a page lies now; null: it rests. Returns where it lay.
+  std::byte* SetMemory(const PageId& page, std::byte* memory);
+
   // Memory of this process for pages up to `end_page`. RegisteredMemory's errors;
   // some pages may have come.
   absl::Status AddLocalPages(int64_t end_page);

@@ -43,6 +43,11 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const v1::WorkerConfig& con
   return CreateCpuBackend({.num_threads = config.compute_threads(), .target = config.cpu_target()});
 }
 
+// Alike on all ranks: what it follows from is in their digest.
+bool RestsPages(const v1::WorkerConfig& config) {
+  return config.rest_pages() && config.backend() != "cuda" && !config.cache_address().empty();
+}
+
 // Between an engine's steps ranks say nothing to each other: that a peer has died shows
 // in that it cannot be called any more.
 PeerWatch::Ping PingOf(const v1::WorkerConfig& config, const std::string& address,
@@ -212,6 +217,7 @@ absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts&
                                          .device_memory_bytes = config.device_memory_bytes(),
                                          .max_step_tokens = config.prompt_chunk_tokens(),
                                          .reserve_ahead_tokens = config.reserve_ahead_tokens(),
+                                         .rest_pages = RestsPages(config),
                                          .rope_frequencies = model_->RopeFrequencies(),
                                          .trained_tokens = facts.config.context_length},
                                         *backend_, tier_.get()));
@@ -280,6 +286,7 @@ absl::Status Worker::MakeEngine(const v1::WorkerConfig& config, const ModelFacts
                          .device_memory_bytes = config.device_memory_bytes(),
                          .max_step_tokens = step_tokens,
                          .reserve_ahead_tokens = config.reserve_ahead_tokens(),
+                         .rest_pages = RestsPages(config),
                          .attention_scale = static_cast<float>(config.engine_attention_scale())},
                         *backend_, tier_.get()));
   reports_ = std::make_unique<PlanReports>(*cache_, reporter_.get());

@@ -149,6 +149,7 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_drain_ms(5000);
   config.set_reform_timeout_ms(600'000);
   config.set_snapshot_interval_tokens(64);
+  config.set_rest_pages(true);
   config.set_communicator("auto");
   config.set_weights_dtype("bf16");
   config.set_log_level("info");
@@ -200,8 +201,9 @@ std::string ConfigDigest(const v1::WorkerConfig& config) {
       "; backend ", config.backend(), "; communicator ", config.communicator(),
       "; allow_shared_device ", config.allow_shared_device() ? "yes" : "no", "; weights_dtype ",
       config.weights_dtype(), "; on_host_full ", config.on_host_full(), "; cache ",
-      config.cache_address().empty() ? "no" : "yes", "; engine_query_heads ",
-      config.engine_query_heads(), "; engine_attention_scale ", config.engine_attention_scale());
+      config.cache_address().empty() ? "no" : "yes", "; rest_pages ",
+      config.rest_pages() ? "yes" : "no", "; engine_query_heads ", config.engine_query_heads(),
+      "; engine_attention_scale ", config.engine_attention_scale());
   return absl::StrCat(absl::Hex(Crc32c(std::as_bytes(std::span(text))), absl::kZeroPad8), " ",
                       text);
 }

@@ -83,6 +83,20 @@ WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
                             "Demoted positions that queries read in place, by KV head and layer")),
       promoted_(Counter(*registry_, "heavywater_promoted_total",
                         "Demoted positions that came back into slots, by layer and set")),
+      resting_pages_(Gauge(*registry_, "heavywater_resting_pages",
+                           "Host pages of running sequences of this rank that rest, by layer and "
+                           "KV head: they are not read before they have been asked for")),
+      pages_rested_(Counter(*registry_, "heavywater_pages_rested_total",
+                            "Host pages that came to rest since host memory was short")),
+      pages_asked_(Counter(*registry_, "heavywater_pages_asked_total",
+                           "Resting pages that were asked for, since queries missed them")),
+      pages_returned_(
+          Counter(*registry_, "heavywater_pages_returned_total", "Resting pages that came back")),
+      pages_lost_(Counter(*registry_, "heavywater_pages_lost_total",
+                          "Resting pages that were asked for and are lost")),
+      missed_picks_(Counter(*registry_, "heavywater_recall_missed_total",
+                            "Demoted positions that queries picked while their page rested, and "
+                            "did not read; beside heavywater_recall_reads_total")),
       mass_missing_(Gauge(*registry_, "heavywater_attention_mass_missing_ratio",
                           "Estimated share of attention that demoted positions would have had "
                           "which were not picked; mean over running sequences with recall")),
@@ -154,12 +168,21 @@ void WorkerMetrics::UpdateTokens(const RankCache& cache) {
     sum.host_bytes += stats->host_bytes;
     const Progress last = progress_[sequence];
     Progress& next = progress[sequence];
-    next = {stats->plans, stats->tokens_demoted + stats->tokens_dropped, stats->recall_reads,
-            stats->promoted};
+    next = {stats->plans,          stats->tokens_demoted + stats->tokens_dropped,
+            stats->recall_reads,   stats->promoted,
+            stats->pages_rested,   stats->pages_asked,
+            stats->pages_returned, stats->pages_lost,
+            stats->missed_picks};
     plans_.Increment(static_cast<double>(next.plans - last.plans));
     evictions_.Increment(static_cast<double>(next.evicted - last.evicted));
     recall_reads_.Increment(static_cast<double>(next.recall_reads - last.recall_reads));
     promoted_.Increment(static_cast<double>(next.promoted - last.promoted));
+    pages_rested_.Increment(static_cast<double>(next.pages_rested - last.pages_rested));
+    pages_asked_.Increment(static_cast<double>(next.pages_asked - last.pages_asked));
+    pages_returned_.Increment(static_cast<double>(next.pages_returned - last.pages_returned));
+    pages_lost_.Increment(static_cast<double>(next.pages_lost - last.pages_lost));
+    missed_picks_.Increment(static_cast<double>(next.missed_picks - last.missed_picks));
+    sum.pages_resting += stats->pages_resting;
     if (stats->recall_queries == 0) continue;
     ++recalling;
     sum.mass_missing += stats->mass_missing;
@@ -167,6 +190,7 @@ void WorkerMetrics::UpdateTokens(const RankCache& cache) {
   // The last value stays while nothing runs: there is nothing newer to say.
   if (recalling > 0) mass_missing_.Set(sum.mass_missing / static_cast<double>(recalling));
   progress_ = std::move(progress);
+  resting_pages_.Set(static_cast<double>(sum.pages_resting));
   positions_.Add({{"state", "seen"}}).Set(static_cast<double>(sum.tokens_seen));
   positions_.Add({{"state", "resident"}}).Set(static_cast<double>(sum.tokens_resident));
   positions_.Add({{"state", "demoted"}}).Set(static_cast<double>(sum.tokens_demoted));

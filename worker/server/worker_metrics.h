@@ -43,6 +43,11 @@ class WorkerMetrics {
     int64_t evicted = 0;
     int64_t recall_reads = 0;
     int64_t promoted = 0;
+    int64_t pages_rested = 0;
+    int64_t pages_asked = 0;
+    int64_t pages_returned = 0;
+    int64_t pages_lost = 0;
+    int64_t missed_picks = 0;
   };
   void UpdateTokens(const RankCache& cache);
   void UpdatePhases();
@@ -64,6 +69,12 @@ class WorkerMetrics {
   EvictionAges counted_ages_;  // that it has
   prometheus::Counter& recall_reads_;
   prometheus::Counter& promoted_;
+  prometheus::Gauge& resting_pages_;
+  prometheus::Counter& pages_rested_;
+  prometheus::Counter& pages_asked_;
+  prometheus::Counter& pages_returned_;
+  prometheus::Counter& pages_lost_;
+  prometheus::Counter& missed_picks_;
   prometheus::Gauge& mass_missing_;
   prometheus::Counter& group_failures_;
   prometheus::Counter& restored_;

@@ -146,6 +146,54 @@ TEST_F(PageStoreServiceTest, PagesThatTheirRankGivesUpAreMissesAndHoldNothingBac
   EXPECT_EQ(Reserve(sequence, 2).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST_F(PageStoreServiceTest, PagesRestAndAreAskedForByTheirRank) {
+  const SequenceId sequence = MustOpen("request");
+  const auto reserved = Reserve(sequence, 1);
+  ASSERT_TRUE(reserved.ok());
+  ASSERT_TRUE(WritePage(sequence).ok());
+  v1::RestRequest rest;
+  rest.set_sequence_id(sequence);
+  rest.set_epoch(epoch_);
+  v1::AskRequest ask;
+  ask.set_sequence_id(sequence);
+  ask.set_epoch(epoch_);
+  for (v1::PageIds* pages : {rest.mutable_pages(), ask.mutable_pages()}) {
+    for (const int layer : {1, 0}) {
+      pages->add_layers(layer);
+      pages->add_kv_heads(1);
+      pages->add_pages(0);
+    }
+  }
+  ask.mutable_pages()->set_pages(1, 7);  // is not there
+  const auto rest_code = [&] {
+    grpc::ClientContext context;
+    v1::RestResponse response;
+    return FromGrpcStatus(pages_->Rest(&context, rest, &response)).code();
+  };
+  EXPECT_EQ(rest_code(), absl::StatusCode::kFailedPrecondition) << "nothing is committed";
+  ASSERT_TRUE(Commit(sequence, 16).ok());
+  EXPECT_EQ(rest_code(), absl::StatusCode::kOk);
+  {
+    grpc::ClientContext context;
+    v1::AskResponse response;
+    const absl::Status asked = FromGrpcStatus(pages_->Ask(&context, ask, &response));
+    ASSERT_TRUE(asked.ok()) << asked;
+    ASSERT_EQ(response.offsets_size(), 2);
+    EXPECT_GE(response.offsets(0), 0);
+    EXPECT_EQ(response.codes(0), 0);
+    EXPECT_EQ(response.offsets(1), -1);
+    EXPECT_EQ(response.codes(1), static_cast<int>(absl::StatusCode::kNotFound));
+  }
+  rest.mutable_pages()->add_pages(0);
+  EXPECT_EQ(rest_code(), absl::StatusCode::kInvalidArgument) << "lists of several lengths";
+  rest.mutable_pages()->mutable_pages()->RemoveLast();
+  rest.set_epoch(epoch_ + 1);
+  EXPECT_EQ(rest_code(), absl::StatusCode::kAborted);
+  rest.set_epoch(epoch_);
+  rest.set_sequence_id(sequence + 1);
+  EXPECT_EQ(rest_code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(PageStoreServiceTest, AWriteThatFailsIsInvisibleAndTheSameWriteSucceedsLater) {
   const SequenceId sequence = MustOpen("request");
   ASSERT_TRUE(Reserve(sequence, 1).ok());

@@ -97,8 +97,21 @@ class RequestFuzzTest : public ::testing::TestWithParam<uint32_t> {
     return request;
   }
 
+  template <typename Request>
+  Request RestOf() {
+    Request request;
+    request.set_sequence_id(id_);
+    request.set_epoch(epoch_);
+    for (int page = 0; page < 3; ++page) {
+      request.mutable_pages()->add_layers(page % 2);
+      request.mutable_pages()->add_kv_heads(0);
+      request.mutable_pages()->add_pages(page);
+    }
+    return request;
+  }
+
   void SendOne() {
-    switch (random_() % 10) {
+    switch (random_() % 12) {
       case 0:
         if (v1::OpenSequenceRequest r; Damage(TestOpen("fuzz", epoch_), &r)) {
           (void)registry_.Open(r);
@@ -130,6 +143,14 @@ class RequestFuzzTest : public ::testing::TestWithParam<uint32_t> {
         if (v1::GetSetsRequest r; Damage(request, &r)) (void)registry_.sequences().GetSets(r);
         break;
       }
+      case 9:
+        if (v1::RestRequest r; Damage(RestOf<v1::RestRequest>(), &r)) (void)handlers_.Rest(r);
+        break;
+      case 10:
+        if (v1::AskRequest r; Damage(RestOf<v1::AskRequest>(), &r)) {
+          (void)handlers_.RunForAsk(r, [&] { (void)handlers_.Ask(r); });
+        }
+        break;
       default: {
         v1::AbortRequest request;
         request.set_sequence_id(id_);

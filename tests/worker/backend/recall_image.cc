@@ -127,6 +127,21 @@ DeviceRecall::DeviceRecall(Backend& backend, const KvShape& shape, const RecallI
                              .num_positions = image.num_positions},
                             stream)
                .ok());
+  LetRest(image.resting, num_tokens);
+}
+
+// Only now: their rows have made the sketches.
+void DeviceRecall::LetRest(const std::vector<uint8_t>& resting, int64_t num_tokens) {
+  if (resting.empty()) return;
+  resting_ = resting;
+  missed_.assign(resting.size(), 0);
+  num_missed_.assign(num_tokens * num_kv_heads_, -1);
+  for (size_t i = 0; i < resting.size(); ++i) {
+    if (resting[i] != 0) table_[i] = nullptr;
+  }
+  view_.resting = resting_;
+  view_.missed = missed_;
+  view_.num_missed = num_missed_;
 }
 
 std::vector<uint8_t> DeviceRecall::Channels() const {
@@ -141,6 +156,8 @@ RecallOutcome DeviceRecall::Read() const {
   Stream stream;
   HW_CHECK(backend_->Synchronize(stream).ok());
   RecallOutcome outcome{.gains = gains_, .picks = {}, .missing = missing_};
+  outcome.missed = missed_;
+  outcome.num_missed = num_missed_;
   for (size_t i = 0; i < num_picks_.size(); ++i) {
     const auto first = picks_.begin() + static_cast<int64_t>(i) * view_.max_picks;
     const int64_t count = std::min<int64_t>(num_picks_[i], view_.max_picks);

@@ -24,6 +24,7 @@ struct RecallImage {
   int64_t max_picks = 64;
   bool all = false;
   float min_share = 1e-4f;
+  std::vector<uint8_t> resting;  // [num_kv_heads][num_pages], or none: those have no address
 
   int64_t num_pages() const {
     return (num_positions + sketch.page_tokens - 1) / sketch.page_tokens;
@@ -35,6 +36,8 @@ struct RecallOutcome {
   std::vector<int64_t> gains;                // [num_kv_heads][num_pages * page_tokens]
   std::vector<std::vector<Position>> picks;  // [num_tokens][num_kv_heads]
   std::vector<float> missing;                // [num_tokens][num_kv_heads]
+  std::vector<int64_t> missed = {};          // [num_kv_heads][num_pages], where pages rest
+  std::vector<int32_t> num_missed = {};      // [num_tokens][num_kv_heads], likewise
 };
 
 // Host pages of every position of `full`, a layer whose slot i holds position i.
@@ -65,6 +68,8 @@ class DeviceRecall {
   void PoisonResidents(const KvShape& shape, int num_sets);
 
  private:
+  void LetRest(const std::vector<uint8_t>& resting, int64_t num_tokens);
+
   Backend* backend_;
   int num_kv_heads_;
   std::unique_ptr<RegisteredMemory> host_;
@@ -78,6 +83,9 @@ class DeviceRecall {
   std::vector<int32_t> num_picks_;
   std::vector<Position> picks_;
   std::vector<float> missing_;
+  std::vector<uint8_t> resting_;
+  std::vector<int64_t> missed_;
+  std::vector<int32_t> num_missed_;
   RecallView view_;
 };
 

@@ -78,6 +78,17 @@ std::map<Position, double> Values(const PickQuery& pick) {
   return values;
 }
 
+// The value of the last one that is picked, wherever it lies.
+double LeastPicked(const std::map<Position, double>& values, const RecallImage& image) {
+  std::vector<double> all;
+  for (const auto& [position, value] : values) {
+    if (value >= image.min_share) all.push_back(value);
+  }
+  std::sort(all.rbegin(), all.rend());
+  const auto count = static_cast<size_t>(image.max_picks);
+  return all.size() < count ? double{image.min_share} : all[count - 1];
+}
+
 // Picks may differ where values lie within 1e-4 of the cut or of min_share, and
 // nowhere else.
 void ExpectPicksDifferAtTheCutOnly(const AttendCase& attend, Backend& oracle,
@@ -92,6 +103,8 @@ void ExpectPicksDifferAtTheCutOnly(const AttendCase& attend, Backend& oracle,
     if (static_cast<int64_t>(expected.picks[i].size()) == image.max_picks) {
       cut = INFINITY;
       for (const Position pick : expected.picks[i]) cut = std::min(cut, values.at(pick));
+    } else if (!image.resting.empty()) {
+      cut = LeastPicked(values, image);  // of those, too, that were taken out
     }
     std::vector<Position> differing;
     std::set_symmetric_difference(actual.picks[i].begin(), actual.picks[i].end(),
@@ -131,6 +144,71 @@ TEST_P(BackendTest, AttendWithRecallEqualsTheOracleOverRandomShapes) {
     if (HasFailure()) return;
   }
   EXPECT_LE(differing, cases / 20);
+}
+
+TEST_P(BackendTest, PicksOnPagesThatRestAreTakenOutAndNotedAsTheOracleDoesItOverRandomShapes) {
+  if (!backend().CanRest()) GTEST_SKIP() << "pages of " << backend().Name() << " do not rest";
+  int differing = 0;
+  int64_t missed = 0;
+  for (unsigned seed = 101; seed <= 160; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 rng(seed);
+    const KvShape shape = RandomRecallShape(rng, 1 + static_cast<int>(seed % 12));
+    AttendCase attend = RandomRecallCase(rng, shape, 1);
+    RecallImage& image = *attend.items[0].recall;
+    const int one_in = 1 + static_cast<int>(rng() % 4);
+    for (int64_t i = 0; i < shape.num_kv_heads * image.num_pages(); ++i) {
+      const bool has_copy = !image.host[static_cast<size_t>(i)].empty();
+      image.resting.push_back(has_copy && rng() % one_in == 0 ? 1 : 0);
+    }
+    const AttendOutcome actual = RunAttend(backend(), attend);
+    const AttendOutcome expected = RunAttend(oracle(), attend);
+    ExpectPicksDifferAtTheCutOnly(attend, oracle(), actual.recall[0], expected.recall[0]);
+    if (HasFailure()) return;
+    if (actual.recall[0].picks != expected.recall[0].picks ||
+        actual.recall[0].num_missed != expected.recall[0].num_missed) {
+      ++differing;
+      continue;
+    }
+    const int64_t queries = attend.num_tokens() * shape.group_size();
+    ExpectClose(actual, expected, queries);
+    ExpectClose({.out = {}, .gains = {actual.recall[0].gains}},
+                {.out = {}, .gains = {expected.recall[0].gains}}, queries);
+    for (size_t i = 0; i < expected.recall[0].missing.size(); ++i) {
+      ASSERT_NEAR(actual.recall[0].missing[i], expected.recall[0].missing[i],
+                  1e-6 + 1e-4 * expected.recall[0].missing[i]);
+    }
+    for (size_t i = 0; i < expected.recall[0].missed.size(); ++i) {
+      const auto want = static_cast<double>(expected.recall[0].missed[i]);
+      ASSERT_NEAR(static_cast<double>(actual.recall[0].missed[i]), want, 1e4 + 1e-4 * want);
+      missed += expected.recall[0].missed[i];
+    }
+    for (const std::vector<Position>& picks : actual.recall[0].picks) {
+      const size_t head = static_cast<size_t>(&picks - actual.recall[0].picks.data()) %
+                          static_cast<size_t>(shape.num_kv_heads);
+      for (const Position pick : picks) {
+        EXPECT_EQ(image.resting[head * image.num_pages() + pick / shape.page_tokens], 0);
+      }
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_LE(differing, 3);
+  EXPECT_GT(missed, 10 * kOne);
+}
+
+TEST_P(BackendTest, WhereNoPageRestsTheMaskOfRestingPagesChangesNoBit) {
+  if (!backend().CanRest()) GTEST_SKIP() << "pages of " << backend().Name() << " do not rest";
+  std::mt19937 rng(11);
+  const KvShape shape = RecallShape(8, 2, 64, KvDtype::kBFloat16);
+  AttendCase attend = OneItem(rng, shape, Demoted(rng, shape, 1, 700, 2, 0.8));
+  const AttendOutcome without = RunAttend(backend(), attend);
+  attend.items[0].recall->resting.assign(2 * attend.items[0].recall->num_pages(), 0);
+  const AttendOutcome with = RunAttend(backend(), attend);
+  ExpectSameBits(with.out, without.out);
+  EXPECT_EQ(with.recall[0].picks, without.recall[0].picks);
+  EXPECT_EQ(with.recall[0].missing, without.recall[0].missing);
+  for (const int64_t missed : with.recall[0].missed) EXPECT_EQ(missed, 0);
+  for (const int32_t missed : with.recall[0].num_missed) EXPECT_EQ(missed, 0);
 }
 
 TEST_P(BackendTest, TheEstimateIsTheProductWithTheDecodedKeyUpToTheWeightsRounding) {

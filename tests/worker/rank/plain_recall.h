@@ -22,6 +22,11 @@ struct PlainRecallOptions {
 // What ranks find in host memory; by default everything.
 struct PlainHostMemory {
   std::function<bool(int kv_head, Position position)> has_copy = [](int, Position) { return true; };
+  // Its page rests: what is picked there is not read. And whether such positions are proposed
+  // by a head, and promoted into a set.
+  std::function<bool(int kv_head, Position position)> rests = [](int, Position) { return false; };
+  std::function<bool(int kv_head, Position position)> proposes = [](int, Position) { return true; };
+  std::function<bool(int set, Position position)> promotable = [](int, Position) { return true; };
   // Positions at or above it are not promoted.
   std::function<int64_t()> promotable_end = [] { return std::numeric_limits<int64_t>::max(); };
 };

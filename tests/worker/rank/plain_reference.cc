@@ -254,7 +254,9 @@ std::vector<Position> PlainLayer::Pick(int kv_head, std::span<const float> q,
     queries.emplace_back(q.begin() + i, q.begin() + i + shape_.head_dim);
   }
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
-  return sketches_[kv_head].Pick(queries, lse, scale, demoted);
+  std::vector<Position> picks = sketches_[kv_head].Pick(queries, lse, scale, demoted);
+  std::erase_if(picks, [&](Position position) { return host_.rests(kv_head, position); });
+  return picks;
 }
 
 void PlainLayer::ForgetGains() {
@@ -306,7 +308,7 @@ void PlainLayer::TakeReports(int set) {
     if (SetOf(head) != set) continue;
     std::vector<std::pair<int64_t, Position>> ranked;
     for (const auto& [position, gain] : unreported_[head]) {
-      if (gain > 0) ranked.emplace_back(-gain, position);
+      if (gain > 0 && host_.proposes(head, position)) ranked.emplace_back(-gain, position);
     }
     std::sort(ranked.begin(), ranked.end());
     ranked.resize(std::min<size_t>(ranked.size(), policy_.recall.promote_candidates));
@@ -321,7 +323,8 @@ void PlainLayer::TakeReports(int set) {
     for (int64_t i = entry.clock; i < clock_; ++i) decay *= policy_.decay;
     entry.score = std::llrint(static_cast<double>(entry.score) * decay) + gain;
     entry.clock = clock_;
-    if (position < host_.promotable_end()) sets_[set][position] = entry.score;  // competes
+    if (position >= host_.promotable_end() || !host_.promotable(set, position)) continue;
+    sets_[set][position] = entry.score;  // competes
   }
 }
 

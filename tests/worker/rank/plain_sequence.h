@@ -19,6 +19,7 @@ class PlainSequence {
   void Append(const std::vector<int32_t>& tokens, bool plan_due);
   void ForgetGains();
   void SetHostMemory(const PlainHostMemory& host);
+  void SetHostMemory(int layer, const PlainHostMemory& host) { layers_[layer].SetHostMemory(host); }
 
   int64_t tokens_seen() const { return layers_[0].tokens_seen(); }
   const PlainLayer& layer(int layer) const { return layers_[layer]; }

@@ -80,6 +80,7 @@ TestGroup::TestGroup(const TestGroupOptions& options) : options_(options), rows_
     cache.reserve_ahead_tokens = options.reserve_ahead_tokens;
     cache.rope_frequencies = options.rope_frequencies;
     cache.trained_tokens = options.trained_tokens;
+    cache.rest_pages = options.rest_pages;
     Rank& made = ranks_.emplace_back();
     made.backend = CreateBackend(options);
     auto created = RankCache::Create(cache, *made.backend,

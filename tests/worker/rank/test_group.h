@@ -40,6 +40,7 @@ struct TestGroupOptions {
   // Or these; their memory need not be the host's.
   std::function<std::unique_ptr<Backend>()> make_backend = nullptr;
   std::vector<HostTier*> tiers = {};  // one for each rank, or none
+  bool rest_pages = false;
 };
 
 // One token of each of some sequences, or more.

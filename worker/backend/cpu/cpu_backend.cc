@@ -20,6 +20,7 @@ class CpuBackend final : public HostMemoryBackend {
       : target_(target), pool_(num_threads), decode_(target, pool_), prompt_(target, pool_) {}
 
   std::string Name() const override { return "cpu-" + std::string(CpuTargetName(target_)); }
+  bool CanRest() const override { return true; }
 
   int64_t AttendScratchBytes(const KvShape& shape, int64_t capacity,
                              const RecallLimits& recall) const override {

@@ -14,7 +14,8 @@ namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-// Calls body(page, its words) for the pages with positions in the set and a copy.
+// Calls body(page, its words) for the pages with positions in the set and a copy, or that
+// rest.
 template <class Body>
 void ForPages(const PickerQuery& query, std::span<const uint16_t> set, const Body& body) {
   const RecallView& recall = *query.recall;
@@ -22,7 +23,7 @@ void ForPages(const PickerQuery& query, std::span<const uint16_t> set, const Bod
   for (int64_t page = 0; page < recall.num_pages; ++page) {
     const uint16_t* words = set.data() + page * words_per_page;
     const bool any = std::any_of(words, words + words_per_page, [](uint16_t w) { return w != 0; });
-    if (any && recall.host.Page(query.kv_head, page) != nullptr) body(page, words);
+    if (any && MayPick(recall, query.kv_head, page)) body(page, words);
   }
 }
 
@@ -55,6 +56,16 @@ uint64_t KeyOf(const PickCandidate& candidate) {
          ~static_cast<uint32_t>(candidate.position);
 }
 Position PositionOf(uint64_t key) { return static_cast<Position>(~static_cast<uint32_t>(key)); }
+float ValueOf(uint64_t key) { return std::bit_cast<float>(static_cast<uint32_t>(key >> 32)); }
+
+// True when the pick's page rests: noted, and not to be read.
+bool TakeOut(const PickerQuery& query, uint64_t key) {
+  const RecallView& recall = *query.recall;
+  const int64_t page = PositionOf(key) / recall.sketch.page_tokens;
+  if (!Rests(recall, query.kv_head, page)) return false;
+  AddMissed(recall, query.kv_head, page, double{ValueOf(key)});
+  return true;
+}
 
 }  // namespace
 
@@ -118,12 +129,15 @@ void Picker::Trim(int64_t max_picks) {
   std::erase_if(best_, [&](uint64_t key) { return key < *last; });
 }
 
-void Picker::Pick(const ScanKernels& kernels, const PickerQuery& query,
-                  std::vector<Position>& picks) {
+int64_t Picker::Pick(const ScanKernels& kernels, const PickerQuery& query,
+                     std::vector<Position>& picks) {
   const RecallView& recall = *query.recall;
   const std::span<const uint16_t> set = DemotedOfKvHead(recall, query.num_sets, query.kv_head);
-  if (recall.all) return AppendAll(query, set, picks);
-  if (recall.max_picks <= 0 || query.lse[0] == kNothing) return;
+  if (recall.all) {
+    AppendAll(query, set, picks);
+    return 0;
+  }
+  if (recall.max_picks <= 0 || query.lse[0] == kNothing) return 0;
   Prepare(query);
   const int page_tokens = recall.sketch.page_tokens;
   const int64_t max_picks = std::min(recall.max_picks, recall.num_pages * page_tokens);
@@ -138,7 +152,15 @@ void Picker::Pick(const ScanKernels& kernels, const PickerQuery& query,
     Add({candidates_.data(), static_cast<size_t>(found)}, max_picks);
   });
   Trim(max_picks);
-  for (const uint64_t key : best_) picks.push_back(PositionOf(key));
+  int64_t taken_out = 0;
+  for (const uint64_t key : best_) {
+    if (!recall.resting.empty() && TakeOut(query, key)) {
+      ++taken_out;
+    } else {
+      picks.push_back(PositionOf(key));
+    }
+  }
+  return taken_out;
 }
 
 float Picker::MissingShare(const ScanKernels& kernels, const PickerQuery& query,

@@ -23,8 +23,9 @@ struct PickerQuery {
 class Picker {
  public:
   // Appends the picks to `picks`, ascending. A query that sees no slot (its lse is
-  // -infinity) picks nothing, except in mode `all`.
-  void Pick(const ScanKernels& kernels, const PickerQuery& query, std::vector<Position>& picks);
+  // -infinity) picks nothing, except in mode `all`. Returns how many picks fell on
+  // pages that rest and were taken out.
+  int64_t Pick(const ScanKernels& kernels, const PickerQuery& query, std::vector<Position>& picks);
 
   // The estimated share that demoted positions outside `picks` would have had
   // beside what was attended, whose log-sum-exp `lse` is: U / (1 + U), mean over the

@@ -86,10 +86,11 @@ PickerQuery RecallAttention::QueryOf(const RecallWork& work, int64_t token, bool
           .lse = lse_};
 }
 
-void RecallAttention::Report(const RecallWork& work, int64_t token,
-                             std::span<const Position> picks) const {
+void RecallAttention::Report(const RecallWork& work, int64_t token, std::span<const Position> picks,
+                             int64_t missed) const {
   const RecallView& recall = *work.item.recall;
   const int64_t index = (work.first_token + token) * work.shape.num_kv_heads + work.kv_head;
+  if (!recall.num_missed.empty()) recall.num_missed[index] = static_cast<int32_t>(missed);
   const auto count = static_cast<int64_t>(picks.size());
   if (!recall.num_picks.empty()) recall.num_picks[index] = static_cast<int32_t>(count);
   if (recall.picks.empty()) return;
@@ -102,9 +103,10 @@ void RecallAttention::PickAll(const RecallWork& work) {
   picks_.clear();
   lists_.clear();
   for (int64_t token = 0; token < work.num_tokens; ++token) {
+    int64_t missed = 0;
     if (token == 0 || !work.item.recall->all) {
       const auto first = static_cast<int64_t>(picks_.size());
-      picker_.Pick(*scan_kernels_, QueryOf(work, token, /*with_picks=*/false), picks_);
+      missed = picker_.Pick(*scan_kernels_, QueryOf(work, token, /*with_picks=*/false), picks_);
       lists_.push_back({.first = first,
                         .count = static_cast<int64_t>(picks_.size()) - first,
                         .first_row = token * group,
@@ -112,7 +114,7 @@ void RecallAttention::PickAll(const RecallWork& work) {
     } else {
       lists_.back().num_rows += group;
     }
-    Report(work, token, PicksOf(lists_.back()));
+    Report(work, token, PicksOf(lists_.back()), missed);
   }
 }
 

@@ -87,7 +87,8 @@ class RecallAttention {
   int64_t NumPickBlocks() const;
   PickerQuery QueryOf(const RecallWork& work, int64_t token, bool with_picks);
   void PickAll(const RecallWork& work);
-  void Report(const RecallWork& work, int64_t token, std::span<const Position> picks) const;
+  void Report(const RecallWork& work, int64_t token, std::span<const Position> picks,
+              int64_t missed) const;
   void Gather(const RecallWork& work, std::span<const Position> picks);
   void AttendBlock(const RecallWork& work, const PickList& list, int64_t count, int64_t block);
 

@@ -53,7 +53,7 @@ std::vector<Position> DemotedPositions(const RecallView& recall, int num_sets, i
     for (int bit = 0; bit < kSketchBlock; ++bit) {
       const auto position = static_cast<Position>(word * kSketchBlock + bit);
       if ((words[word] >> bit & 1) == 0) continue;
-      if (recall.host.Page(kv_head, position / recall.sketch.page_tokens) == nullptr) continue;
+      if (!MayPick(recall, kv_head, position / recall.sketch.page_tokens)) continue;
       positions.push_back(position);
     }
   }
@@ -87,7 +87,8 @@ std::vector<std::vector<double>> EstimateLogits(const PickQuery& pick,
   return logits;
 }
 
-std::vector<Position> PickPositions(const PickQuery& pick) {
+std::vector<Position> PickPositions(const PickQuery& pick, int64_t* missed) {
+  *missed = 0;
   std::vector<Position> demoted = DemotedPositions(pick.recall, pick.num_sets, pick.kv_head);
   if (pick.recall.all) return demoted;
   if (pick.lse[0] == kNothing) return {};
@@ -111,7 +112,15 @@ std::vector<Position> PickPositions(const PickQuery& pick) {
     candidates.resize(pick.recall.max_picks);
   }
   std::vector<Position> picks;
-  for (const Candidate& candidate : candidates) picks.push_back(candidate.position);
+  for (const Candidate& candidate : candidates) {
+    const int64_t page = candidate.position / pick.recall.sketch.page_tokens;
+    if (!Rests(pick.recall, pick.kv_head, page)) {
+      picks.push_back(candidate.position);
+      continue;
+    }
+    AddMissed(pick.recall, pick.kv_head, page, candidate.value);
+    ++*missed;
+  }
   std::sort(picks.begin(), picks.end());
   return picks;
 }

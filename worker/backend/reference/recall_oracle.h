@@ -19,7 +19,7 @@ struct PickQuery {
   float scale = 0;
 };
 
-// Every demoted position that has a copy, ascending.
+// Every demoted position that has a copy, or whose page rests, ascending.
 std::vector<Position> DemotedPositions(const RecallView& recall, int num_sets, int kv_head);
 
 // [position][head] logits from the sketch.
@@ -27,8 +27,9 @@ std::vector<std::vector<double>> EstimateLogits(const PickQuery& pick,
                                                 std::span<const Position> positions);
 
 // Ascending. A query that sees no slot (its lse is -infinity) picks nothing,
-// except in mode `all`: there is nothing to compare with.
-std::vector<Position> PickPositions(const PickQuery& pick);
+// except in mode `all`: there is nothing to compare with. `missed`: how many picks fell on
+// pages that rest, and were taken out.
+std::vector<Position> PickPositions(const PickQuery& pick, int64_t* missed);
 
 // The share that unpicked demoted positions would have had: U / (P + U), mean over
 // the heads, with U their estimated mass and P the exact mass of slots and picks.

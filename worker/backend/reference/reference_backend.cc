@@ -176,12 +176,14 @@ class GroupAttention {
     for (int head = 0; head < shape_.group_size(); ++head) {
       pick.queries.push_back(QueryOf(head).query);
     }
-    const std::vector<Position> picks = PickPositions(pick);
+    int64_t missed = 0;
+    const std::vector<Position> picks = PickPositions(pick, &missed);
     for (const Position position : picks) {
       rows_.push_back(RowOfPick(shape_, recall, kv_head_, position));
     }
     const int64_t index = token_ * shape_.num_kv_heads + kv_head_;
     if (!recall.num_picks.empty()) recall.num_picks[index] = static_cast<int32_t>(picks.size());
+    if (!recall.num_missed.empty()) recall.num_missed[index] = static_cast<int32_t>(missed);
     if (!recall.picks.empty()) {
       const auto count = std::min<int64_t>(static_cast<int64_t>(picks.size()), recall.max_picks);
       std::copy_n(picks.begin(), count, recall.picks.begin() + index * recall.max_picks);
@@ -202,6 +204,7 @@ class GroupAttention {
 class ReferenceBackend final : public HostMemoryBackend {
  public:
   std::string Name() const override { return "reference"; }
+  bool CanRest() const override { return true; }
 
   absl::Status Attend(const KvShape& shape, const AttendParams& params, Stream& stream) override {
     HW_RETURN_IF_ERROR(CheckBackendShape(shape));

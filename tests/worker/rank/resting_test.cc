@@ -1,0 +1,263 @@
+// Recall while host pages rest: equal to the plain reference over what was present.
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/worker/rank/plain_sequence.h"
+#include "tests/worker/rank/resting_host_tier.h"
+#include "tests/worker/rank/test_group.h"
+#include "worker/rank/sequence_cache.h"
+
+namespace heavywater {
+namespace {
+
+constexpr int64_t kTolerance = 2000;
+constexpr int64_t kEverything = int64_t{1} << 40;
+
+int Pick(std::mt19937& random, std::initializer_list<int> choices) {
+  return choices.begin()[random() % choices.size()];
+}
+
+class RestingGroup {
+ public:
+  explicit RestingGroup(TestGroupOptions options) {
+    options.rest_pages = true;
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      tiers_.push_back(std::make_unique<RestingHostTier>());
+      options.tiers.push_back(tiers_.back().get());
+    }
+    group_ = std::make_unique<TestGroup>(options);
+  }
+  TestGroup& operator*() { return *group_; }
+  TestGroup* operator->() { return group_.get(); }
+  RestingHostTier& tier(int rank) { return *tiers_[rank]; }
+
+  SequenceRecall& recall(int rank, SequenceId id = 1) {
+    return *(*group_->cache(rank).Find(id))->recall();
+  }
+  RecallStats Stats() {
+    RecallStats sum;
+    for (int rank = 0; rank < group_->world_size(); ++rank) {
+      const RecallStats& stats = recall(rank).stats();
+      sum.reads += stats.reads;
+      sum.promoted += stats.promoted;
+      sum.pages_rested += stats.pages_rested;
+      sum.pages_asked += stats.pages_asked;
+      sum.pages_returned += stats.pages_returned;
+      sum.missed_picks += stats.missed_picks;
+    }
+    return sum;
+  }
+
+  // As the ranks that hold the heads have it in the step that ran last.
+  PlainHostMemory HostMemory(int layer, Scope scope) {
+    const int page_tokens = group_->options().page_tokens;
+    const int heads = group_->options().kv_heads / group_->world_size();
+    PlainHostMemory host;
+    host.rests = [=, this](int kv_head, Position position) {
+      return recall(kv_head / heads).Rests(layer, kv_head % heads, position / page_tokens);
+    };
+    host.proposes = [=, this](int kv_head, Position position) {
+      const int first = kv_head / heads * heads;
+      for (int head = first; head < first + heads; ++head) {
+        if (scope == Scope::kLayer && host.rests(head, position)) return false;
+      }
+      return !host.rests(kv_head, position);
+    };
+    const int all_heads = group_->options().kv_heads;
+    host.promotable = [=](int set, Position position) {
+      for (int head = 0; head < all_heads; ++head) {
+        if ((scope == Scope::kLayer || head == set) && host.rests(head, position)) return false;
+      }
+      return true;
+    };
+    return host;
+  }
+
+ private:
+  std::vector<std::unique_ptr<RestingHostTier>> tiers_;
+  std::unique_ptr<TestGroup> group_;
+};
+
+TestGroupOptions RandomGroup(std::mt19937& random) {
+  TestGroupOptions options;
+  options.world_size = Pick(random, {1, 2, 3});
+  options.kv_heads = options.world_size * Pick(random, {1, 1, 2});
+  options.query_heads = options.kv_heads * Pick(random, {1, 2, 3});
+  options.num_layers = Pick(random, {1, 2});
+  options.head_dim = Pick(random, {16, 64});
+  options.page_tokens = 16;
+  options.dtype = kKvDtypes[random() % 3];
+  options.seed = random();
+  return options;
+}
+
+SequenceOptions RandomSequence(std::mt19937& random, Policy policy, Scope scope) {
+  SequenceOptions options = TestSequence(policy, scope, Pick(random, {3, 8, 16}),
+                                         Pick(random, {1, 6, 12}), Pick(random, {40, 90, 130}), 96);
+  options.policy.window = 8;
+  options.policy.plan_interval_steps = Pick(random, {1, 2, 5, 16});
+  options.policy.decay = random() % 2 == 0 ? 1.0 : 0.9;
+  RecallOptions& recall = options.policy.recall;
+  recall.enabled = true;
+  recall.recall_tokens = Pick(random, {2, 8, 32});
+  recall.min_share = random() % 2 == 0 ? 1e-4 : 1e-2;
+  recall.promote_candidates = Pick(random, {1, 4, 32});
+  return options;
+}
+
+constexpr Policy kPolicies[] = {Policy::kSnapKvH2o, Policy::kH2o, Policy::kSnapKvH2o,
+                                Policy::kSnapKv};
+
+TEST(RestingTest, PicksPromotionsAndOutputsEqualThePlainReferenceOverWhatIsPresent) {
+  RecallStats sum;
+  for (uint32_t seed = 0; seed < 80; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    RestingGroup group(RandomGroup(random));
+    const Scope scope = seed / 4 % 2 == 0 ? Scope::kLayer : Scope::kKvHead;
+    const SequenceOptions options = RandomSequence(random, kPolicies[seed % 4], scope);
+    const std::vector<int32_t> prompt = TestTokens(0, options.prompt_tokens);
+    PlainSequence plain(*group, options.policy);
+    plain.Prompt(prompt);
+    ASSERT_TRUE(group->OpenAndRunPrompt(1, options, prompt).ok());
+    for (int layer = 0; layer < group->options().num_layers; ++layer) {
+      plain.SetHostMemory(layer, group.HostMemory(layer, scope));
+    }
+    for (int step = 0; step < 50; ++step) {
+      for (int rank = 0; rank < group->world_size(); ++rank) {
+        group.tier(rank).bytes_to_rest = random() % 3 == 0 ? 4096 << random() % 6 : 0;
+        group.tier(rank).Deliver(random() % 3);
+      }
+      const int64_t count = random() % 4 == 0 ? 2 : 1;
+      const std::vector<int32_t> tokens = TestTokens(0, count, plain.tokens_seen());
+      // First: which pages are there is decided when the step begins.
+      const absl::Status status = group->Append({{1, tokens}});
+      ASSERT_TRUE(status.ok()) << status;
+      plain.Append(tokens);
+      ASSERT_EQ(plain.Compare(*group, 1, kTolerance), "")
+          << PolicyName(options.policy.policy) << " " << ScopeName(scope) << " TP "
+          << group->world_size() << " at " << plain.tokens_seen();
+    }
+    const RecallStats stats = group.Stats();
+    sum.reads += stats.reads;
+    sum.promoted += stats.promoted;
+    sum.pages_rested += stats.pages_rested;
+    sum.pages_returned += stats.pages_returned;
+    sum.missed_picks += stats.missed_picks;
+  }
+  // That the cases do what they are for.
+  EXPECT_GT(sum.promoted, 300);
+  EXPECT_GT(sum.pages_rested, 500);
+  EXPECT_GT(sum.pages_returned, 200);
+  EXPECT_GT(sum.missed_picks, 1000);
+}
+
+SequenceOptions RecallSequence(int64_t prompt) {
+  SequenceOptions options = TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 12, 8, prompt);
+  options.policy.plan_interval_steps = 4;
+  options.policy.recall.enabled = true;
+  options.policy.recall.recall_tokens = 8;
+  options.policy.recall.promote_candidates = 2;
+  return options;
+}
+
+TEST(RestingTest, DoesNotDependOnTheNumberOfRanksWhereTheSamePagesArePresent) {
+  std::vector<std::vector<Ledger>> of_one_rank;
+  for (const int world_size : {1, 3}) {
+    RestingGroup group({.world_size = world_size, .query_heads = 9, .kv_heads = 3, .head_dim = 64});
+    ASSERT_TRUE(group->OpenAndRunPrompt(1, RecallSequence(100), TestTokens(0, 100)).ok());
+    for (int64_t seen = 100; seen < 180; ++seen) {
+      for (int rank = 0; rank < world_size; ++rank) {
+        group.tier(rank).bytes_to_rest = seen == 120 || seen == 150 ? kEverything : 0;
+        if (seen == 140 || seen == 165) group.tier(rank).Deliver(1000);
+      }
+      ASSERT_TRUE(group->Append({{1, TestTokens(0, 1, seen)}}).ok());
+      const std::vector<Ledger> sets = group->Sets(1, 0);
+      if (world_size == 1) {
+        of_one_rank.push_back(sets);
+      } else {
+        ASSERT_EQ(sets, of_one_rank[seen - 100]) << "at " << seen;
+      }
+    }
+    EXPECT_GT(group.Stats().pages_returned, 0);
+    EXPECT_GT(group.Stats().missed_picks, 0);
+  }
+}
+
+// Few ranks' pages rest: others' proposals of positions there are promoted nowhere.
+TEST(RestingTest, APageThatRestsOnOneRankIsPromotedOnNone) {
+  RestingGroup group({.world_size = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  ASSERT_TRUE(group->OpenAndRunPrompt(1, RecallSequence(100), TestTokens(0, 100)).ok());
+  bool all_rest = false;
+  for (int64_t seen = 100; seen < 180; ++seen) {
+    group.tier(1).bytes_to_rest = kEverything;
+    const std::vector<Ledger> before = group->Sets(1, 0);
+    ASSERT_TRUE(group->Append({{1, TestTokens(0, 1, seen)}}).ok());
+    if (!all_rest) {
+      all_rest = group.tier(1).num_resting() > 0;
+      continue;
+    }
+    const std::vector<Ledger> after = group->Sets(1, 0);
+    for (const auto& [position, score] : after[0]) {
+      EXPECT_TRUE(position == seen || before[0].contains(position)) << position << " came back";
+    }
+  }
+  EXPECT_TRUE(all_rest);
+  EXPECT_GT(group.recall(0).stats().reads, 0);
+}
+
+TEST(RestingTest, PagesThatAreLostAreCountedAndNeverAskedForAgain) {
+  RestingGroup group({.query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  ASSERT_TRUE(group->OpenAndRunPrompt(1, RecallSequence(100), TestTokens(0, 100)).ok());
+  group.tier(0).loses = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  for (int64_t seen = 100; seen < 180; ++seen) {
+    group.tier(0).bytes_to_rest = seen < 120 ? kEverything : 0;
+    ASSERT_TRUE(group->Append({{1, TestTokens(0, 1, seen)}}).ok());
+  }
+  const RecallStats stats = group.recall(0).stats();
+  EXPECT_GT(stats.pages_lost, 0);
+  EXPECT_EQ(stats.pages_lost, group.tier(0).num_asked);
+  EXPECT_EQ(stats.pages_asked, group.tier(0).num_asked);
+  EXPECT_EQ(stats.pages_returned, 0);
+  EXPECT_EQ(stats.pages_resting, group.tier(0).num_resting() - stats.pages_lost);
+}
+
+TEST(RestingTest, DecodeGoesOnWhereNothingThatIsAskedForComes) {
+  RestingGroup group({.query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  ASSERT_TRUE(group->OpenAndRunPrompt(1, RecallSequence(100), TestTokens(0, 100)).ok());
+  for (int64_t seen = 100; seen < 200; ++seen) {
+    group.tier(0).bytes_to_rest = kEverything;
+    ASSERT_TRUE(group->Append({{1, TestTokens(0, 1, seen)}}).ok());
+  }
+  const RecallStats stats = group.recall(0).stats();
+  EXPECT_GT(stats.pages_asked, 0);
+  EXPECT_LE(stats.pages_asked, stats.pages_resting) << "each once";
+  EXPECT_EQ(stats.pages_resting, group.tier(0).num_resting());
+  EXPECT_GT(stats.mass_missing, 0);
+  // Full pages below the sketch's end, of 2 layers and 2 heads.
+  EXPECT_GE(stats.pages_resting, 4 * (190 / 16));
+}
+
+TEST(RestingTest, NothingRestsWithoutTheOptionOrInModeAll) {
+  for (const bool all : {false, true}) {
+    RestingHostTier tier;
+    TestGroupOptions options{.query_heads = 4, .kv_heads = 2, .head_dim = 64};
+    options.tiers = {&tier};
+    options.rest_pages = all;
+    TestGroup group(options);
+    SequenceOptions sequence = RecallSequence(100);
+    sequence.policy.recall.all = all;
+    ASSERT_TRUE(group.OpenAndRunPrompt(1, sequence, TestTokens(0, 100)).ok());
+    tier.bytes_to_rest = kEverything;
+    for (int64_t seen = 100; seen < 140; ++seen) {
+      ASSERT_TRUE(group.Append({{1, TestTokens(0, 1, seen)}}).ok());
+    }
+    EXPECT_EQ(tier.num_resting(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace heavywater
