@@ -318,6 +318,7 @@ TEST_F(RestoreRefusalTest, AllPagesOfKnownRowsAreTakenOverOrNone) {
   EXPECT_EQ(tier_.reserved_pages, 4);
   ASSERT_TRUE(group_->Close(kSequence).ok());
   tier_.stored = 60;
+  tier_.reserved_pages = 0;
   tier_.pages_to_take_over = 3;
   const absl::Status status = group_->cache().Restore(kSequence, sequence_, snapshot_, 55);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
