@@ -1,6 +1,8 @@
 // Recall's part of a sequence's state. Sketches are not in it: they are coded again
 // from the host pages, with the same channels, to the same codes.
 #include <algorithm>
+#include <cstddef>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
@@ -9,6 +11,22 @@
 #include "worker/rank/sequence_recall.h"
 
 namespace heavywater {
+namespace {
+
+// Of each KV head ascending and below head_dim: kernels index keys by them.
+absl::Status CheckChannels(std::span<const std::byte> channels, const SketchShape& sketch) {
+  const auto per_head = static_cast<size_t>(sketch.channels);
+  for (size_t i = 0; i < channels.size(); ++i) {
+    const int channel = std::to_integer<int>(channels[i]);
+    const int before = i % per_head == 0 ? -1 : std::to_integer<int>(channels[i - 1]);
+    if (channel > before && channel < sketch.head_dim) continue;
+    return absl::DataLossError(absl::StrCat("snapshot: a channel is ", channel, " after ", before,
+                                            ", want more, and below ", sketch.head_dim));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<RecallSnapshot> SequenceRecall::Snapshot(bool with_scores) const {
   RecallSnapshot snapshot;
@@ -37,6 +55,7 @@ absl::Status SequenceRecall::RestoreDevice(const RecallSnapshot& snapshot) {
                                             snapshot.ledgers.size(), " ledgers, want ",
                                             state.bytes(), " and ", layers_.size()));
   }
+  if (sketched) HW_RETURN_IF_ERROR(CheckChannels(bytes, sketch_));
   return memory_.backend().CopyToDevice(state.As<std::byte>(), bytes, stream_);
 }
 

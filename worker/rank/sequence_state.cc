@@ -118,9 +118,9 @@ absl::Status SequenceRecall::SaveState(StateWriter& out) const {
 absl::Status SequenceRecall::LoadState(StateReader& in, std::span<const SlotSnapshot> slots,
                                        int64_t tokens_seen) {
   RecallSnapshot snapshot;
-  for (int64_t* number :
-       {&snapshot.sketched_tokens, &snapshot.clock, &snapshot.steps, &snapshot.queries,
-        &snapshot.reads, &snapshot.reads_max, &snapshot.promoted}) {
+  HW_RETURN_IF_ERROR(in.Number("sketched_tokens", 0, tokens_seen, snapshot.sketched_tokens));
+  for (int64_t* number : {&snapshot.clock, &snapshot.steps, &snapshot.queries, &snapshot.reads,
+                          &snapshot.reads_max, &snapshot.promoted}) {
     HW_RETURN_IF_ERROR(in.Number(*number));
   }
   HW_RETURN_IF_ERROR(in.Array(snapshot.channels));
