@@ -10,6 +10,7 @@
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/status.h"
 #include "cache_service/registry/layout.h"
+#include "cache_service/tier/page_coding.h"
 
 namespace heavywater {
 namespace {
