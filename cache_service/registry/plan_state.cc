@@ -306,6 +306,14 @@ void PlanState::GoBackTo(int64_t plan, int64_t num_tokens) {
   }
 }
 
+PlanState PlanState::ForkedAs(SequenceId sequence) const {
+  PlanState forked = *this;
+  forked.layout_.sequence = sequence;
+  forked.pending_.clear();
+  for (Rank& rank : forked.ranks_) rank.finished = true;
+  return forked;
+}
+
 bool PlanState::all_finished() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.finished; });
 }

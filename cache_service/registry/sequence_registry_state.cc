@@ -34,6 +34,7 @@ void SequenceRegistry::Save(SequenceId id, Record& record) {
   message.set_incarnation(record.incarnation);
   message.set_suspended_ms(absl::ToInt64Milliseconds(record.suspended));
   *message.mutable_plans() = record.plans.ToRecord();
+  if (record.fork.has_response()) *message.mutable_fork() = record.fork;
   std::string value = message.SerializeAsString();
   record.record_bytes = static_cast<int64_t>(value.size());
   record.report_bytes = 0;
@@ -98,6 +99,8 @@ absl::Status SequenceRegistry::LoadSequence(SequenceId id, std::string_view valu
   record.suspended = absl::Milliseconds(message.suspended_ms());
   record.lease_end += record.suspended;
   record.record_bytes = static_cast<int64_t>(value.size());
+  record.fork = message.fork();
+  if (record.fork.has_response()) RememberFork(record);
   next_id_ = std::max(next_id_, id + 1);
   HW_RETURN_IF_ERROR(record.plans.Load(message.plans()));
   snapshot_bytes_ += record.plans.snapshot_bytes();
@@ -154,7 +157,12 @@ absl::Status SequenceRegistry::Restore(const std::vector<SequenceId>& stored) {
     if (!records_.contains(id)) (void)store_.Release(id);
   }
   for (auto record = records_.begin(); record != records_.end();) {
-    record = with_pages.contains(record->first) ? std::next(record) : End(record);
+    if (!with_pages.contains(record->first)) {
+      record = End(record);
+      continue;
+    }
+    OfferPrefix(record->first, record->second);
+    ++record;
   }
   return absl::OkStatus();
 }

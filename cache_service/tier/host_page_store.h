@@ -10,6 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "cache_service/base/mutex.h"
+#include "cache_service/tier/page_holders.h"
 #include "cache_service/tier/page_place.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/sequence_pages.h"
@@ -26,6 +27,8 @@ class HostPageStore final : public PageStore {
   explicit HostPageStore(std::unique_ptr<Slab> slab, StateStore* state = nullptr);
 
   absl::Status Open(const SequenceSpec& spec) override;
+  absl::StatusOr<int64_t> OpenFrom(const SequenceSpec& spec, const PageSource& source) override;
+  absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens) override;
   absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override;
   absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes) override;
   absl::Status Commit(SequenceId sequence, int rank, int64_t tokens) override;
@@ -38,7 +41,8 @@ class HostPageStore final : public PageStore {
   void StopWriter(SequenceId sequence, int rank) override;
   absl::Status Extend(SequenceId sequence, int64_t max_tokens) override;
   absl::Status Truncate(SequenceId sequence, int64_t tokens) override;
-  absl::Status BringUp(SequenceId sequence) override;
+  absl::Status BringUp(SequenceId sequence, int64_t tokens) override;
+  using PageStore::BringUp;
   int64_t Watermark(SequenceId sequence, int rank) const override;
   bool IsWriter(SequenceId sequence, int rank) const override;
   int64_t HostBytes(SequenceId sequence) const override;
@@ -47,6 +51,7 @@ class HostPageStore final : public PageStore {
   absl::Status MakeRoom(const absl::Status& full) override { return full; }
   PageStoreStats Stats() const override;
 
+  // (OpenFrom() and PrepareShare(): host_page_store_share.cc)
   // --- For the store of tiers below --- (host_page_store_tiers.cc)
   // As Read(); the place of the page where it is not the slab.
   absl::StatusOr<std::optional<PagePlace>> ReadOrLocate(const RowRange& rows,
@@ -68,8 +73,8 @@ class HostPageStore final : public PageStore {
   // Puts a page back into the slab, unless it would hold more than `max_used_bytes`
   // then or the page has another place by now. It is moving until Settle().
   bool Promote(const PagePlace& place, std::span<const std::byte> bytes, int64_t max_used_bytes);
-  // Of the sequence, which counts as used just now. NOT_FOUND.
-  absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence);
+  // Of the sequence's first `tokens`; it counts as used just now. NOT_FOUND.
+  absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence, int64_t tokens);
   // Used and promised: what is not there for anybody else.
   int64_t TakenBytes() const;
 
@@ -107,8 +112,14 @@ class HostPageStore final : public PageStore {
   using EntryPtr = std::shared_ptr<Entry>;
 
   absl::StatusOr<EntryPtr> Find(SequenceId sequence) const;
-  absl::StatusOr<EntryPtr> Admit(const SequenceSpec& spec, int64_t watermarks_bytes,
-                                 int64_t prompt_bytes);
+  struct Beginning {
+    int64_t held_pages = 0;  // of its prompt, which others hold, too
+    int64_t new_pages = 0;   // that it gets at once
+    bool grows = true;       // room is held for the rest of its prompt
+  };
+  // `pages`: the offsets of its new ones.
+  absl::StatusOr<EntryPtr> Admit(const SequenceSpec& spec, const Beginning& begins,
+                                 std::vector<int64_t>* pages);
   // RESOURCE_EXHAUSTED, counted. `own_promise` of the held room may be used.
   absl::Status CheckRoom(int64_t need, int64_t own_promise) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `count` places of `bytes` each, or none.
@@ -118,9 +129,14 @@ class HostPageStore final : public PageStore {
   // What the prompt needs no more. Others may have it once the records say so: one that
   // was admitted into it and a restart that finds it promised would not fit together.
   void EndPromise(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
-  // Gives the memory of pages back that are the entry's no more; how many.
+  // Gives the memory of pages back that are the entry's no more, where nobody else holds
+  // them; how many.
   int64_t FreePages(Entry& entry, std::span<const int64_t> offsets)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  // `taker` has just got shared pages: they have one more holder.
+  void Hold(const SequencePages& taker);
+  // Of all sequences, those of several once.
+  int64_t CountPages() const;
   // Gives the memory of a released sequence back.
   void FreeAll(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   // Keeps what has changed: before anybody is answered, and before room that is free by
@@ -141,6 +157,7 @@ class HostPageStore final : public PageStore {
   absl::flat_hash_map<SequenceId, EntryPtr> sequences_ ABSL_GUARDED_BY(mutex_);
   // Released while a rank may still be writing into the pages.
   absl::flat_hash_map<SequenceId, EntryPtr> retiring_ ABSL_GUARDED_BY(mutex_);
+  PageHolders holders_ ABSL_GUARDED_BY(mutex_);
   PageStoreStats counters_ ABSL_GUARDED_BY(mutex_);
   uint64_t use_count_ ABSL_GUARDED_BY(mutex_) = 0;  // time, as far as coldness needs it
 };

@@ -46,8 +46,10 @@ absl::StatusOr<HostPageStore::Restored> HostPageStore::Restore() {
                         HW_ASSIGN_OR_RETURN(const StateId id, ParseStateKey(key));
                         return LoadPage(id, record, &restored);
                       }));
+  const int64_t pages = CountPages();
   MutexLock lock(&mutex_);
   CutPromises();
+  counters_.pages = pages;
   return restored;
 }
 
@@ -97,12 +99,8 @@ absl::Status HostPageStore::LoadPage(const StateId& id, std::string_view record,
   MutexLock entry_lock(&entry->mutex);
   MutexLock lock(&mutex_);
   HW_ASSIGN_OR_RETURN(const std::optional<PagePlace> below,
-                      entry->pages.LoadPage(id.number, record));
-  if (below.has_value()) {
-    restored->below.push_back(*below);
-  } else {
-    ++counters_.pages;
-  }
+                      entry->pages.LoadPage(id.number, record, holders_));
+  if (below.has_value()) restored->below.push_back(*below);
   if (entry->released) entry->retiring_bytes = HeldBytes(entry->pages);
   return absl::OkStatus();
 }

@@ -48,6 +48,12 @@ class OrderedPageStore final : public PageStore {
                    Clock& clock);
 
   absl::Status Open(const SequenceSpec& spec) override { return host_->Open(spec); }
+  absl::StatusOr<int64_t> OpenFrom(const SequenceSpec& spec, const PageSource& source) override {
+    return host_->OpenFrom(spec, source);
+  }
+  absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens) override {
+    return host_->PrepareShare(sequence, tokens);
+  }
   absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override {
     return host_->Reserve(range, direct);
   }
@@ -85,7 +91,8 @@ class OrderedPageStore final : public PageStore {
   absl::Status Truncate(SequenceId sequence, int64_t tokens) override {
     return host_->Truncate(sequence, tokens);
   }
-  absl::Status BringUp(SequenceId sequence) override;
+  absl::Status BringUp(SequenceId sequence, int64_t tokens) override;
+  using PageStore::BringUp;
   absl::Status MakeRoom(const absl::Status& full) override;
   PageStoreStats Stats() const override;
 

@@ -19,9 +19,11 @@ int SequencePages::TierOf(const RowRange& rows) const {
   return found == pages_.end() ? kHostTier : found->second.tier;
 }
 
-std::vector<PagePlace> SequencePages::PagesBelow() const {
+std::vector<PagePlace> SequencePages::PagesBelow(int64_t tokens) const {
   std::vector<PagePlace> places;
+  if (num_below_ == 0) return places;
   for (const auto& [key, entry] : pages_) {
+    if (PageOfKey(key) * spec_.geometry.page_tokens >= tokens) continue;
     if (entry.tier != kHostTier) places.push_back(PlaceOf(key, entry));
   }
   return places;
@@ -40,7 +42,7 @@ PagePlace SequencePages::PlaceOf(Key key, const PageEntry& entry) const {
 
 bool SequencePages::MayLeave(Key key, const PageEntry& entry, int from) const {
   if (entry.tier != from || entry.moving || entry.stuck) return false;
-  return PageOfKey(key) * spec_.geometry.page_tokens < Watermark(entry.rank);
+  return PageOfKey(key) * spec_.geometry.page_tokens < WatermarkOf(entry);
 }
 
 std::vector<PagePlace> SequencePages::BeginMoves(int from, int64_t max) {
@@ -90,7 +92,8 @@ Relocation SequencePages::Relocate(const PagePlace& place, int to,
     // A rank that has come back may have written to it since it was copied.
     if (!all_stopped() || awaits_writers_ || !entry->sealed || entry->crc != place.crc32c)
       return Relocation::kKept;
-    *free_offset = entry->offset;
+    *free_offset = entry->offset;  // others that hold it keep it there
+    MarkShared(*entry, false);
     ++num_below_;
   }
   entry->tier = static_cast<uint8_t>(to);
