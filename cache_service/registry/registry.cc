@@ -26,7 +26,10 @@ Registry::Registry(const RegistryOptions& options, PageStore& store, Clock& cloc
       clock_(clock),
       state_(state),
       groups_(options, clock, state),
-      sequences_(options, store, clock, state) {}
+      sequences_(options, store, clock, state),
+      quotas_(store.tenants(), state) {
+  store.tenants().SetDefaults(options.tenant_defaults);
+}
 
 absl::Duration Registry::WriteGrace() const {
   return std::max(options_.rank_lease, kMinWriteGrace);
@@ -35,6 +38,7 @@ absl::Duration Registry::WriteGrace() const {
 absl::Status Registry::Restore(const std::vector<SequenceId>& live,
                                const std::vector<SequenceId>& retiring) {
   HW_RETURN_IF_ERROR(groups_.Restore());
+  HW_RETURN_IF_ERROR(quotas_.Restore());
   HW_RETURN_IF_ERROR(sequences_.Restore(live));
   MutexLock lock(&mutex_);
   // Those first that were ended just now: they may be among the records below.

@@ -16,6 +16,7 @@
 #include "cache_service/registry/group_registry.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/registry/sequence_registry.h"
+#include "cache_service/registry/tenant_quotas.h"
 #include "cache_service/tier/page_store.h"
 #include "heavywater/v1/group.pb.h"
 #include "heavywater/v1/sequence.pb.h"
@@ -37,6 +38,7 @@ class Registry {
 
   GroupRegistry& groups() { return groups_; }
   SequenceRegistry& sequences() { return sequences_; }
+  TenantQuotas& quotas() { return quotas_; }
 
   // FAILED_PRECONDITION when the fingerprint is not the group's.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request);
@@ -81,6 +83,7 @@ class Registry {
   StateStore* const state_;
   GroupRegistry groups_;
   SequenceRegistry sequences_;
+  TenantQuotas quotas_;
   Mutex mutex_;
   std::map<SequenceId, Retiring> retiring_ ABSL_GUARDED_BY(mutex_);
 };

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/time/time.h"
+#include "cache_service/tier/tenant_book.h"
 
 namespace heavywater {
 
@@ -20,8 +21,10 @@ struct RegistryOptions {
   absl::Duration sequence_lease = absl::Seconds(60);  // where Open gives none
   absl::Duration rank_lease = absl::Seconds(5);
   absl::Duration suspend_ttl = absl::Hours(1);  // at most, and where Suspend gives none
-  // Of host memory that suspended sequences may hold: they make no room for others.
+  // Of host memory that suspended and pinned sequences may hold: they make no room for others.
   int64_t max_suspended_bytes = std::numeric_limits<int64_t>::max();
+  int64_t max_pins = 1024;
+  TenantLimits tenant_defaults = {};  // of tenants that have no quota of their own
   // Numbers go up from here. The server begins at its start time, so that no id
   // or epoch of an earlier run comes again.
   uint64_t first_sequence_id = 1;
@@ -35,6 +38,9 @@ inline constexpr size_t kMaxDigestBytes = 16384;
 inline constexpr int64_t kMaxJoinTimeoutMs = 600'000;
 inline constexpr int64_t kDefaultJoinTimeoutMs = 30'000;
 inline constexpr int64_t kMaxLeaseMs = 24 * 3600 * 1000;
+
+inline constexpr int64_t kMaxQuotaBytes = int64_t{1} << 50;
+inline constexpr int64_t kMaxQuotaSequences = 10'000'000;
 
 // Of the key-value store of one group.
 inline constexpr size_t kMaxKeyBytes = 256;

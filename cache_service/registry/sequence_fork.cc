@@ -120,7 +120,8 @@ absl::StatusOr<int64_t> SequenceRegistry::ForkPages(SequenceId parent, const Rec
                        .geometry = geometry,
                        .num_ranks = record.num_ranks,
                        .max_tokens = opened.max_tokens(),
-                       .prompt_tokens = opened.prompt_tokens()},
+                       .prompt_tokens = opened.prompt_tokens(),
+                       .tenant = opened.tenant()},
                       {.sequence = parent, .tokens = known, .fork = true});
   if (absl::IsResourceExhausted(tokens.status())) *store_full = tokens.status();
   HW_RETURN_IF_ERROR(tokens.status());

@@ -9,10 +9,13 @@
 
 namespace heavywater {
 
-std::vector<SequenceRegistry::Finished> SequenceRegistry::FinishedSequences() {
+std::vector<SequenceRegistry::Finished> SequenceRegistry::FinishedSequences(
+    const std::string* tenant) {
   std::vector<Finished> finished;
   for (const auto& [id, record] : records_) {
     if (!record.plans.all_finished() || record.suspended > absl::ZeroDuration()) continue;
+    if (pins_.IsPinned(id)) continue;
+    if (tenant != nullptr && *tenant != record.request.tenant()) continue;
     finished.push_back({record.last_use, id, store_.SequenceBytes(id), store_.HostBytes(id)});
   }
   std::sort(finished.begin(), finished.end(), [](const Finished& a, const Finished& b) {
@@ -50,6 +53,9 @@ absl::Status SequenceRegistry::NameHolders(const absl::Status& full,
 
 absl::Status SequenceRegistry::EndFinished(const absl::Status& full) {
   if (!absl::IsResourceExhausted(full)) return full;
+  if (const auto tenant = TenantShortageOf(full); tenant.has_value()) {
+    return EndFinishedOf(*tenant, full);
+  }
   const std::vector<Finished> finished = FinishedSequences();
   int64_t held = 0;
   for (const Finished& one : finished) held += one.host_bytes;
@@ -63,6 +69,27 @@ absl::Status SequenceRegistry::EndFinished(const absl::Status& full) {
     if (missing <= 0) break;
     Reclaim(one.id);
     missing -= one.bytes;
+  }
+  return absl::OkStatus();
+}
+
+// Of the tenant's own: nobody else's make room in its quota.
+absl::Status SequenceRegistry::EndFinishedOf(const TenantShortage& tenant,
+                                             const absl::Status& full) {
+  const std::vector<Finished> finished = FinishedSequences(&tenant.tenant);
+  const auto gain = [&tenant](const Finished& one) {
+    return tenant.what == "sequences" ? 1 : one.host_bytes;
+  };
+  int64_t held = 0;
+  for (const Finished& one : finished) held += gain(one);
+  const auto shortage = ShortageOf(full);
+  int64_t missing = shortage->need - shortage->available;
+  if (held < missing) return full;
+  for (const Finished& one : finished) {
+    if (missing <= 0) break;
+    if (gain(one) == 0) continue;
+    missing -= gain(one);
+    Reclaim(one.id);
   }
   return absl::OkStatus();
 }

@@ -73,7 +73,8 @@ SequenceRegistry::SequenceRegistry(const RegistryOptions& options, PageStore& st
       clock_(clock),
       state_(state),
       next_id_(options.first_sequence_id),
-      prefixes_(options.max_prefix_pages) {}
+      prefixes_(options.max_prefix_pages),
+      pins_(options.max_pins) {}
 
 absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Replay(
     const v1::OpenSequenceRequest& request, const FirstAnswer& first) const {
@@ -114,7 +115,8 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
                  .geometry = geometry,
                  .num_ranks = num_ranks,
                  .max_tokens = request.max_tokens(),
-                 .prompt_tokens = request.prompt_tokens()},
+                 .prompt_tokens = request.prompt_tokens(),
+                 .tenant = request.tenant()},
                 prefix);
   if (absl::IsResourceExhausted(opened.status())) *store_full = opened.status();
   HW_RETURN_IF_ERROR(opened.status());
@@ -168,6 +170,7 @@ SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator reco
   const auto& [id, state] = *record;
   SaveEnd(id, state);
   prefixes_.Remove(id);
+  if (pins_.RemoveAll(id)) PinsChanged(id);
   (void)store_.Release(id);
   snapshot_bytes_ -= state.plans.snapshot_bytes();
   ended_.push_back({id, state.request.group(), state.request.epoch(), state.num_ranks,
@@ -417,8 +420,9 @@ std::vector<SequenceId> SequenceRegistry::Tick() {
   std::vector<SequenceId> expired;
   MutexLock lock(&mutex_);
   const absl::Time now = clock_.Now();
+  EndPins(now);
   for (auto record = records_.begin(); record != records_.end();) {
-    if (record->second.lease_end <= now) {
+    if (record->second.lease_end <= now && !pins_.IsPinned(record->first)) {
       expired.push_back(record->first);
       record = End(record);
       continue;

@@ -18,11 +18,13 @@
 #include "cache_service/base/ids.h"
 #include "cache_service/base/mutex.h"
 #include "cache_service/base/viewer.h"
+#include "cache_service/registry/pin_book.h"
 #include "cache_service/registry/plan_state.h"
 #include "cache_service/registry/prefix_index.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/state_store.h"
+#include "heavywater/v1/admin.pb.h"
 #include "heavywater/v1/cache_state.pb.h"
 #include "heavywater/v1/group.pb.h"
 #include "heavywater/v1/sequence.pb.h"
@@ -111,6 +113,25 @@ class SequenceRegistry {
   // holds the room.
   absl::Status MakeRoom(const absl::Status& full);
 
+  // As AdminService says. (sequence_pins.cc)
+  absl::StatusOr<v1::PinResponse> Pin(const v1::PinRequest& request);
+  struct Pinned {
+    int64_t pins = 0;
+    int64_t sequences = 0;
+    int64_t host_bytes = 0;
+  };
+  Pinned CountPinned() const;
+  // Pins whose deadline has come since the last call, as far as kMaxEndedPins.
+  std::vector<heavywater::Pin> TakeEndedPins();
+  // Neither finished nor suspended.
+  std::vector<SequenceId> Running() const;
+  // Every sequence's state as one record.
+  struct Written {
+    int64_t sequences = 0;
+    int64_t bytes = 0;
+  };
+  Written SaveAll();
+
   // Ends leases that are over and moves committed plans on. Returns the sequences
   // that it ended.
   std::vector<SequenceId> Tick();
@@ -189,9 +210,14 @@ class SequenceRegistry {
     int64_t host_bytes = 0;
   };
 
-  // The longest unused first.
-  std::vector<Finished> FinishedSequences() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static constexpr size_t kMaxEndedPins = 1024;
+
+  // The longest unused first; those that nobody has pinned or suspended. Null: of every tenant.
+  std::vector<Finished> FinishedSequences(const std::string* tenant = nullptr)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reclaim(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status EndFinishedOf(const TenantShortage& tenant, const absl::Status& full)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndFinished(const absl::Status& full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Open() as far as it goes without more room in the store, which is `store_full` then.
   absl::StatusOr<v1::OpenSequenceResponse> TryOpen(const v1::OpenSequenceRequest& request,
@@ -258,8 +284,14 @@ class SequenceRegistry {
                            const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status KeepInHostMemory(SequenceId id, int64_t max_tokens);
   void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckSuspended(SequenceId id, const Record& record) const
+  // Host memory of what is suspended or pinned, with one more sequence.
+  int64_t KeptBytes(SequenceId with) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckKept(SequenceId id, const char* what) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells the store, and keeps them.
+  void PinsChanged(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndPins(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LoadPins() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether ranks may have it open: they have not all finished, and were heard of lately.
   bool MayRun(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state that was taken first, of sequences that nobody has suspended if there are any.
@@ -288,6 +320,8 @@ class SequenceRegistry {
   PrefixIndex prefixes_ ABSL_GUARDED_BY(mutex_);
   PrefixStats prefix_stats_ ABSL_GUARDED_BY(mutex_);
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
+  PinBook pins_ ABSL_GUARDED_BY(mutex_);
+  std::vector<heavywater::Pin> ended_pins_ ABSL_GUARDED_BY(mutex_);
   // The last ones, and their tenants.
   std::map<SequenceId, std::string> reclaimed_ ABSL_GUARDED_BY(mutex_);
   int64_t num_reclaimed_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -102,6 +102,7 @@ absl::Status SequenceRegistry::LoadSequence(SequenceId id, std::string_view valu
   record.fork = message.fork();
   if (record.fork.has_response()) RememberFork(record);
   next_id_ = std::max(next_id_, id + 1);
+  store_.SetTenant(id, record.request.tenant());
   HW_RETURN_IF_ERROR(record.plans.Load(message.plans()));
   snapshot_bytes_ += record.plans.snapshot_bytes();
   return absl::OkStatus();
@@ -164,7 +165,7 @@ absl::Status SequenceRegistry::Restore(const std::vector<SequenceId>& stored) {
     OfferPrefix(record->first, record->second);
     ++record;
   }
-  return absl::OkStatus();
+  return LoadPins();
 }
 
 }  // namespace heavywater

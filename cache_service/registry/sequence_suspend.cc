@@ -13,19 +13,6 @@ void SequenceRegistry::RenewLease(Record& record) {
   record.lease_end = std::max(record.lease_end, clock_.Now() + record.lease);
 }
 
-// One that is suspended already only begins its time anew.
-absl::Status SequenceRegistry::CheckSuspended(SequenceId id, const Record& record) const {
-  if (record.suspended > absl::ZeroDuration()) return absl::OkStatus();
-  int64_t held = store_.HostBytes(id);
-  for (const auto& [other, its] : records_) {
-    if (its.suspended > absl::ZeroDuration()) held += store_.HostBytes(other);
-  }
-  if (held <= options_.max_suspended_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("suspended sequences would hold ", held, " bytes of host memory with sequence ",
-                   id, ", want at most ", options_.max_suspended_bytes));
-}
-
 absl::StatusOr<v1::SuspendSequenceResponse> SequenceRegistry::Suspend(
     const v1::SuspendSequenceRequest& request, const Viewer& viewer) {
   const int64_t most = absl::ToInt64Milliseconds(options_.suspend_ttl);
@@ -41,7 +28,10 @@ absl::StatusOr<v1::SuspendSequenceResponse> SequenceRegistry::Suspend(
     return absl::FailedPreconditionError(
         absl::StrCat("sequence ", id, " has no committed state yet, from which it could go on"));
   }
-  HW_RETURN_IF_ERROR(CheckSuspended(id, record));
+  // One that is suspended already only begins its time anew.
+  if (record.suspended == absl::ZeroDuration()) {
+    HW_RETURN_IF_ERROR(CheckKept(id, "suspended sequences"));
+  }
   record.suspended =
       request.ttl_ms() == 0 ? options_.suspend_ttl : absl::Milliseconds(request.ttl_ms());
   record.lease_end = clock_.Now() + std::max(record.suspended, record.lease);

@@ -1,5 +1,6 @@
 #include "cache_service/runtime/connection_acceptor.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -72,10 +74,26 @@ uint64_t SocketOf(int fd) {
   return file.st_ino;
 }
 
+// The address without its port. An IPv4 address is the same on an IPv6 listener.
+std::string PeerOf(const sockaddr_storage& storage) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (storage.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(storage);
+    inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text));
+  } else if (storage.ss_family == AF_INET6) {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(storage);
+    const bool mapped = IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr);
+    inet_ntop(mapped ? AF_INET : AF_INET6,
+              mapped ? static_cast<const void*>(&v6.sin6_addr.s6_addr[12]) : &v6.sin6_addr, text,
+              sizeof(text));
+  }
+  return text;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
-    const std::string& address, int64_t max_connections, prometheus::Registry& metrics) {
+    const std::string& address, const ConnectionLimits& limits, prometheus::Registry& metrics) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
@@ -95,14 +113,14 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(
           .Register(metrics)
           .Add({});
   return std::unique_ptr<ConnectionAcceptor>(
-      new ConnectionAcceptor(listener, PortOf(listener), max_connections, refused));
+      new ConnectionAcceptor(listener, PortOf(listener), limits, refused));
 }
 
-ConnectionAcceptor::ConnectionAcceptor(int listener, int port, int64_t max_connections,
+ConnectionAcceptor::ConnectionAcceptor(int listener, int port, const ConnectionLimits& limits,
                                        prometheus::Counter& refused)
     : listener_(listener),
       port_(port),
-      max_connections_(max_connections),
+      limits_(limits),
       refused_(refused),
       log_limit_(kLinesPerSecond),
       wake_(eventfd(0, EFD_CLOEXEC)) {}
@@ -134,9 +152,12 @@ void ConnectionAcceptor::Loop() {
       continue;
     }
     if (events[0].revents != 0) return;
-    const int connection = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    sockaddr_storage peer{};
+    socklen_t size = sizeof(peer);
+    const int connection =
+        accept4(listener_, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (connection >= 0) {
-      Take(connection);
+      Take(connection, PeerOf(peer));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       if (log_limit_.Allow(absl::Now())) {
         LogWarn("no connection can be accepted for now", {{"error", std::strerror(errno)}});
@@ -146,29 +167,55 @@ void ConnectionAcceptor::Loop() {
   }
 }
 
-void ConnectionAcceptor::Take(int connection) {
-  if (!HasRoom()) {
+void ConnectionAcceptor::Take(int connection, const std::string& peer) {
+  if (!HasRoom(peer)) {
     close(connection);
     refused_.Increment();
     if (const std::optional<int64_t> suppressed = log_limit_.Allow(absl::Now())) {
-      LogWarn("connection refused: max_connections are open",
-              {{"max_connections", max_connections_}, {"not_logged_before", *suppressed}});
+      LogWarn("connection refused: as many as may be are open",
+              {{"limit", FullLimit(peer)}, {"peer", peer}, {"not_logged_before", *suppressed}});
     }
     return;
   }
   const int on = 1;
   setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  open_[connection] = SocketOf(connection);
+  Forget(connection);  // the descriptor's number may be one that was closed
+  open_[connection] = {SocketOf(connection), peer};
+  ++of_peer_[peer];
   handle_(listener_, connection);
 }
 
-bool ConnectionAcceptor::HasRoom() {
-  if (static_cast<int64_t>(open_.size()) < max_connections_) return true;
+const char* ConnectionAcceptor::FullLimit(const std::string& peer) const {
+  if (static_cast<int64_t>(open_.size()) >= limits_.all) return "max_connections";
+  const auto count = of_peer_.find(peer);
+  const bool peer_is_full =
+      limits_.of_one_peer > 0 && count != of_peer_.end() && count->second >= limits_.of_one_peer;
+  return peer_is_full ? "max_connections_per_peer" : nullptr;
+}
+
+bool ConnectionAcceptor::HasRoom(const std::string& peer) {
+  if (FullLimit(peer) == nullptr) return true;
   // Not for each of a flood.
   if (absl::Now() < looked_ + kLookInterval) return false;
   looked_ = absl::Now();
-  std::erase_if(open_, [](const auto& one) { return SocketOf(one.first) != one.second; });
-  return static_cast<int64_t>(open_.size()) < max_connections_;
+  ForgetClosed();
+  return FullLimit(peer) == nullptr;
+}
+
+void ConnectionAcceptor::ForgetClosed() {
+  std::vector<int> closed;
+  for (const auto& [connection, open] : open_) {
+    if (SocketOf(connection) != open.socket) closed.push_back(connection);
+  }
+  for (const int connection : closed) Forget(connection);
+}
+
+void ConnectionAcceptor::Forget(int connection) {
+  const auto open = open_.find(connection);
+  if (open == open_.end()) return;
+  const auto count = of_peer_.find(open->second.peer);
+  if (--count->second == 0) of_peer_.erase(count);
+  open_.erase(open);
 }
 
 int64_t RoomForConnections(int64_t wanted) {

@@ -22,17 +22,22 @@ class Registry;
 
 namespace heavywater {
 
+struct ConnectionLimits {
+  int64_t all = 10'000;     // open at a time
+  int64_t of_one_peer = 0;  // of them, from one address; 0: all
+};
+
 // Listens at once, accepts from Run() to Stop().
 class ConnectionAcceptor {
  public:
   // Takes the descriptor of a connection over. `listener` is only good for naming it.
   using Handle = std::function<void(int listener, int connection)>;
 
-  // `address`: HOST:PORT; port 0 picks one. Beyond `max_connections` open ones, new ones are
-  // closed at once, counted (heavywater_connections_refused_total) and logged.
+  // `address`: HOST:PORT; port 0 picks one. Beyond the limits new connections are closed at
+  // once, counted (heavywater_connections_refused_total) and logged.
   // INVALID_ARGUMENT: no such host; UNAVAILABLE naming an address that cannot be bound.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const std::string& address,
-                                                                    int64_t max_connections,
+                                                                    const ConnectionLimits& limits,
                                                                     prometheus::Registry& metrics);
   ~ConnectionAcceptor();
   ConnectionAcceptor(const ConnectionAcceptor&) = delete;
@@ -44,23 +49,33 @@ class ConnectionAcceptor {
   void Stop();
 
  private:
-  ConnectionAcceptor(int listener, int port, int64_t max_connections, prometheus::Counter& refused);
+  struct Open {
+    uint64_t socket = 0;  // that it was when it was handed over
+    std::string peer;     // its address, without the port
+  };
+
+  ConnectionAcceptor(int listener, int port, const ConnectionLimits& limits,
+                     prometheus::Counter& refused);
   void Loop();
-  void Take(int connection);
-  bool HasRoom();
+  void Take(int connection, const std::string& peer);
+  // Which limit leaves it no room; null: it has some.
+  const char* FullLimit(const std::string& peer) const;
+  bool HasRoom(const std::string& peer);
+  void ForgetClosed();
+  void Forget(int connection);
 
   const int listener_;
   const int port_;
-  const int64_t max_connections_;
+  const ConnectionLimits limits_;
   prometheus::Counter& refused_;
   LogLimit log_limit_;
   int wake_ = -1;
   std::atomic<bool> stopped_ = false;
   Handle handle_;
-  // Of the thread: by descriptor, the socket that it was when it was handed over. One that is
-  // another file by now, or none, is closed.
-  std::unordered_map<int, uint64_t> open_;
-  absl::Time looked_ = absl::InfinitePast();  // which of them are closed
+  // Of the thread: by descriptor. One that is another file by now, or none, is closed.
+  std::unordered_map<int, Open> open_;
+  std::unordered_map<std::string, int64_t> of_peer_;  // how many of open_; never 0
+  absl::Time looked_ = absl::InfinitePast();          // which of them are closed
   std::thread thread_;
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "cache_service/runtime/trace_context.h"
 
 namespace heavywater {
 namespace {
@@ -33,23 +34,32 @@ void AppendJsonPair(absl::string_view name, absl::string_view value, std::string
   out->push_back('"');
 }
 
+// Calls append(name, value) for each, and for the thread's trace.
+template <class Append>
+void ForFields(LogFields fields, const Append& append) {
+  for (const LogField& field : fields) append(field.name, field.value);
+  if (!ScopedTrace::Current().empty()) append("trace", ScopedTrace::Current());
+}
+
 std::string FormatJson(absl::string_view message, LogFields fields) {
   std::string line;
   AppendJsonPair("message", message, &line);
-  for (const LogField& field : fields) {
+  const auto append = [&line](absl::string_view name, absl::string_view value) {
     line += ',';
-    AppendJsonPair(field.name, field.value, &line);
-  }
+    AppendJsonPair(name, value, &line);
+  };
+  ForFields(fields, append);
   return line;
 }
 
 std::string FormatText(absl::string_view message, LogFields fields) {
   std::string line(message);
-  for (const LogField& field : fields) {
-    absl::StrAppend(&line, " ", field.name, "=\"");
-    AppendEscaped(field.value, &line);
+  const auto append = [&line](absl::string_view name, absl::string_view value) {
+    absl::StrAppend(&line, " ", name, "=\"");
+    AppendEscaped(value, &line);
     line += '"';
-  }
+  };
+  ForFields(fields, append);
   return line;
 }
 

@@ -33,6 +33,7 @@ struct LogField {
 using LogFields = std::initializer_list<LogField>;
 
 // LogInfo("sequence opened", {{"sequence", id}, {"tenant", tenant}});
+// In a ScopedTrace (trace_context.h) the field "trace" follows.
 // Thread safe.
 void LogDebug(absl::string_view message, LogFields fields = {});
 void LogInfo(absl::string_view message, LogFields fields = {});

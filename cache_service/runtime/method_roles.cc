@@ -23,8 +23,14 @@ const std::map<absl::string_view, RoleSet>& Table() {
       {"/grpc.health.v1.Health/Watch", kEverybody},
       {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", kAnyToken},
 
+      {"/heavywater.v1.AdminService/Drain", kAdmins},
+      {"/heavywater.v1.AdminService/Flush", kAdmins},
       {"/heavywater.v1.AdminService/GetConfig", kAdmins},
+      {"/heavywater.v1.AdminService/Pin", kAdmins},
+      {"/heavywater.v1.AdminService/SetQuota", kAdmins},
+      {"/heavywater.v1.AdminService/Snapshot", kAdmins},
       {"/heavywater.v1.AdminService/Stats", kAdmins},
+      {"/heavywater.v1.AdminService/Watch", kAdmins},
 
       {"/heavywater.v1.AttentionService/Attach", kWorkers},
       {"/heavywater.v1.AttentionService/Kept", kWorkers},

@@ -85,7 +85,9 @@ absl::StatusOr<std::unique_ptr<ServerRuntime>> ServerRuntime::Start(
   HW_ASSIGN_OR_RETURN(
       runtime->connections_,
       ConnectionAcceptor::Listen(options.listen_address,
-                                 RoomForConnections(options.max_connections), *metrics));
+                                 {.all = RoomForConnections(options.max_connections),
+                                  .of_one_peer = options.max_connections_per_peer},
+                                 *metrics));
   // gRPC is given connections instead of an address.
   const std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor =
       builder.experimental().AddExternalConnectionAcceptor(

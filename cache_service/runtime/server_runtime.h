@@ -40,9 +40,10 @@ struct ServerRuntimeOptions {
   std::string listen_address = {};          // host:port; port 0 picks one
   std::string metrics_address = {};         // host:port of the Prometheus endpoint; empty = off
   absl::Duration drain = absl::Seconds(5);  // for calls in flight, at Drain()
-  int max_message_bytes = 4 << 20;      // larger requests are RESOURCE_EXHAUSTED naming the limit
-  int64_t max_connections = 10'000;     // at a time; more are closed as they come
-  int max_calls_per_connection = 1000;  // at a time; more wait at their client
+  int max_message_bytes = 4 << 20;       // larger requests are RESOURCE_EXHAUSTED naming the limit
+  int64_t max_connections = 10'000;      // at a time; more are closed as they come
+  int64_t max_connections_per_peer = 0;  // of them, from one address; 0: all
+  int max_calls_per_connection = 1000;   // at a time; more wait at their client
   // TLS and tokens; must outlive the runtime. Null: plaintext, on loopback only.
   const ServerSecurity* security = nullptr;
 };

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/status.h"
+#include "cache_service/registry/registry_options.h"
 #include "cache_service/registry/validate.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
@@ -90,7 +91,8 @@ absl::Status PutBlobsStream::BeginBlob() {
   HW_RETURN_IF_ERROR(CheckInt("values", response_->stored_size() + 1, 1, kMaxBlobKeys));
   HW_RETURN_IF_ERROR(CheckBlobSpace(chunk_.space()));
   HW_RETURN_IF_ERROR(CheckText("key", chunk_.key(), 1, kMaxBlobKeyBytes));
-  auto writer = blobs_.Begin({chunk_.space(), chunk_.key()}, chunk_.total_bytes());
+  HW_RETURN_IF_ERROR(CheckText("tenant", chunk_.tenant(), 0, kMaxNameBytes));
+  auto writer = blobs_.Begin({chunk_.space(), chunk_.key()}, chunk_.total_bytes(), chunk_.tenant());
   if (absl::IsResourceExhausted(writer.status())) {
     if (response_->refused_because().empty()) {
       response_->set_refused_because(std::string(writer.status().message()));

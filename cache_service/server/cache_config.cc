@@ -1,5 +1,8 @@
 #include "cache_service/server/cache_config.h"
 
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/registry/validate.h"
@@ -29,6 +32,9 @@ v1::CacheConfig DefaultCacheConfig() {
   config.set_security_reload_ms(10'000);
   config.set_max_connections(10'000);
   config.set_max_calls_per_connection(1'000);
+  config.set_max_pins(1024);
+  config.set_blob_stall_ms(30'000);
+  config.set_demoted_dtype("exact");
   return config;
 }
 
@@ -37,12 +43,32 @@ namespace {
 constexpr size_t kMaxPathBytes = 4096;
 constexpr int64_t kMaxBlobBytesOfAll = int64_t{1} << 50;
 
+// Of what needs no file to be read: that is done at the start.
+absl::Status ValidateRedis(const v1::CacheConfig& config) {
+  const std::pair<const char*, const std::string*> texts[] = {
+      {"redis_username", &config.redis_username()},
+      {"redis_password_file", &config.redis_password_file()},
+      {"redis_ca_file", &config.redis_ca_file()},
+      {"redis_server_name", &config.redis_server_name()},
+      {"redis_cert_file", &config.redis_cert_file()},
+      {"redis_key_file", &config.redis_key_file()}};
+  for (const auto& [field, value] : texts) {
+    HW_RETURN_IF_ERROR(CheckText(field, *value, 0, kMaxPathBytes));
+    if (!value->empty() && config.redis_address().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, " is set and redis_address is not, want that, too"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateTiers(const v1::CacheConfig& config) {
   constexpr int64_t kMinTierBytes = 1 << 20;
   constexpr int64_t kMaxTierBytes = int64_t{1} << 50;
   HW_RETURN_IF_ERROR(CheckText("disk_path", config.disk_path(), 0, kMaxPathBytes));
   HW_RETURN_IF_ERROR(CheckInt("disk_bytes", config.disk_bytes(), kMinTierBytes, kMaxTierBytes));
   HW_RETURN_IF_ERROR(CheckText("redis_address", config.redis_address(), 0, kMaxNameBytes));
+  HW_RETURN_IF_ERROR(ValidateRedis(config));
   HW_RETURN_IF_ERROR(CheckInt("redis_bytes", config.redis_bytes(), kMinTierBytes, kMaxTierBytes));
   HW_RETURN_IF_ERROR(CheckInt("redis_timeout_ms", config.redis_timeout_ms(), 1, 60'000));
   HW_RETURN_IF_ERROR(
@@ -51,11 +77,23 @@ absl::Status ValidateTiers(const v1::CacheConfig& config) {
   return CheckInt("tier_low_percent", config.tier_low_percent(), 1, config.tier_high_percent() - 1);
 }
 
+absl::Status ValidateTenants(const v1::CacheConfig& config) {
+  HW_RETURN_IF_ERROR(CheckInt("tenant_host_bytes", config.tenant_host_bytes(), 0, kMaxQuotaBytes));
+  HW_RETURN_IF_ERROR(
+      CheckInt("tenant_lower_bytes", config.tenant_lower_bytes(), 0, kMaxQuotaBytes));
+  HW_RETURN_IF_ERROR(
+      CheckInt("tenant_sequences", config.tenant_sequences(), 0, kMaxQuotaSequences));
+  HW_RETURN_IF_ERROR(CheckInt("max_pins", config.max_pins(), 0, 1'000'000));
+  return CheckInt("blob_stall_ms", config.blob_stall_ms(), 1, 3'600'000);
+}
+
 }  // namespace
 
 absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
   HW_RETURN_IF_ERROR(CheckSecurityConfig(config));
   HW_RETURN_IF_ERROR(CheckInt("max_connections", config.max_connections(), 1, 1'000'000));
+  HW_RETURN_IF_ERROR(
+      CheckInt("max_connections_per_peer", config.max_connections_per_peer(), 0, 1'000'000));
   HW_RETURN_IF_ERROR(
       CheckInt("max_calls_per_connection", config.max_calls_per_connection(), 1, 1'000'000));
   constexpr int64_t kMaxHostBytes = int64_t{1} << 46;
@@ -67,6 +105,7 @@ absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
       CheckInt("suspend_ttl_ms", config.suspend_ttl_ms(), 1, int64_t{30} * 24 * 3'600'000));
   HW_RETURN_IF_ERROR(CheckInt("max_sequences", config.max_sequences(), 1, 10'000'000));
   HW_RETURN_IF_ERROR(ValidateTiers(config));
+  HW_RETURN_IF_ERROR(ValidateTenants(config));
   HW_RETURN_IF_ERROR(CheckText("state_dir", config.state_dir(), 0, kMaxPathBytes));
   if (!config.state_dir().empty() && config.disable_slab()) {
     return absl::InvalidArgumentError(

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "cache_service/registry/tenant_quotas.h"
+
 namespace heavywater {
 namespace {
 
@@ -105,6 +107,38 @@ MetricFamily TierFailures(const PageStoreStats& stats) {
   return family;
 }
 
+// A limit is there only where there is one.
+void AddTenant(MetricFamily& family, const std::string& tenant, const char* tier, int64_t used,
+               int64_t limit) {
+  const auto add = [&](const char* state, int64_t value) {
+    Labels labels = {{"tenant", tenant}, {"state", state}};
+    if (tier != nullptr) labels.push_back({"tier", tier});
+    Add(family, static_cast<double>(value), std::move(labels));
+  };
+  add("used", used);
+  if (limit > 0) add("limit", limit);
+}
+
+void AddTenants(const TenantBook& book, std::vector<MetricFamily>* families) {
+  MetricFamily bytes = Family(MetricType::Gauge, "heavywater_tenant_bytes",
+                              "Bytes of pages of a tenant in host memory (room promised to prompts "
+                              "included) and in the tiers below, and its quota");
+  MetricFamily sequences = Family(MetricType::Gauge, "heavywater_tenant_sequences",
+                                  "Sequences of a tenant, and its quota");
+  int64_t left_out = 0;
+  for (const TenantEntry& entry : ShownTenants(book, &left_out)) {
+    AddTenant(bytes, entry.tenant, "host", entry.used.host_bytes, entry.limits.host_bytes);
+    AddTenant(bytes, entry.tenant, "lower", entry.used.lower_bytes, entry.limits.lower_bytes);
+    AddTenant(sequences, entry.tenant, nullptr, entry.used.sequences, entry.limits.sequences);
+  }
+  families->push_back(std::move(bytes));
+  families->push_back(std::move(sequences));
+  families->push_back(Counter("heavywater_quota_refused_total",
+                              "What found no room in its tenant's quota, also where ending the "
+                              "tenant's finished sequences then made some",
+                              book.num_refused()));
+}
+
 }  // namespace
 
 std::vector<MetricFamily> CacheMetrics::Collect() const {
@@ -161,6 +195,14 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
       Counter("heavywater_plan_disagreements_total", "Sequences whose ranks disagreed on a plan",
               sequences.num_disagreements()),
   };
+  AddTenants(store_.tenants(), &families);
+  const SequenceRegistry::Pinned pinned = sequences.CountPinned();
+  families.push_back(Gauge("heavywater_pins", "Pins of sequences", pinned.pins));
+  families.push_back(Gauge("heavywater_pinned_bytes",
+                           "Host memory of pinned sequences, which makes no room for others",
+                           pinned.host_bytes));
+  families.push_back(Gauge("heavywater_draining", "1 while the service takes no new work",
+                           gate_.CheckNew().ok() ? 0 : 1));
   if (state_ != nullptr) {
     families.push_back(Gauge("heavywater_state_kept",
                              "1 while a restart goes on with what is here; 0: keeping has failed",

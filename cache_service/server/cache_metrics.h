@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache_service/registry/registry.h"
+#include "cache_service/server/drain_gate.h"
 #include "cache_service/tier/blob_store.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/state_store.h"
@@ -17,16 +18,17 @@ namespace heavywater {
 class CacheMetrics final : public prometheus::Collectable {
  public:
   // All must outlive it. `state`: null without state_dir.
-  CacheMetrics(Registry& registry, const PageStore& store, const BlobStore& blobs,
+  CacheMetrics(Registry& registry, PageStore& store, const BlobStore& blobs, const DrainGate& gate,
                const StateStore* state)
-      : registry_(registry), store_(store), blobs_(blobs), state_(state) {}
+      : registry_(registry), store_(store), blobs_(blobs), gate_(gate), state_(state) {}
 
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
   Registry& registry_;
-  const PageStore& store_;
+  PageStore& store_;
   const BlobStore& blobs_;
+  const DrainGate& gate_;
   const StateStore* const state_;
 };
 

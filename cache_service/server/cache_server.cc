@@ -42,6 +42,7 @@ void LogTierChange(const char* tier, const absl::Status& status) {
 
 // For one tier below the host's: each holds a chunk of memory.
 constexpr size_t kMaxReadsWaiting = 256;
+constexpr size_t kMaxBackgroundTasks = 64;
 
 // A rank of an earlier run must not hit a sequence or a formation of this one:
 // numbers begin at the microsecond of the start (a supervisor restarts within the
@@ -60,6 +61,10 @@ RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time no
   options.rank_lease = absl::Milliseconds(config.rank_lease_ms());
   options.suspend_ttl = absl::Milliseconds(config.suspend_ttl_ms());
   options.max_suspended_bytes = config.host_bytes() / 2;
+  options.max_pins = config.max_pins();
+  options.tenant_defaults = {.host_bytes = config.tenant_host_bytes(),
+                             .lower_bytes = config.tenant_lower_bytes(),
+                             .sequences = config.tenant_sequences()};
   options.first_epoch = FirstNumber(now);
   options.first_sequence_id = options.first_epoch;
   return options;
@@ -73,11 +78,14 @@ struct CacheServer::Parts {
         std::vector<std::unique_ptr<LowerTier>> below, Clock& clock)
       : state(std::move(durable.store)),
         tier_threads(below.size()),
+        events(clock),
+        background(kMaxBackgroundTasks),
         store(std::make_unique<HostPageStore>(std::move(durable.slab), state.get()),
               std::move(below),
               {.high_percent = config.tier_high_percent(),
                .low_percent = config.tier_low_percent(),
-               .on_change = LogTierChange},
+               .on_change = [this](const char* tier,
+                                   const absl::Status& status) { TierChanged(tier, status); }},
               clock),
         registry(MakeRegistryOptions(config, clock.Now()), store, clock, state.get()),
         blob_store(store,
@@ -91,8 +99,24 @@ struct CacheServer::Parts {
         sequences(registry, gate, access),
         pages(page_handlers, gate, access),
         blobs(blob_store, gate, TierThreads()),
-        admin(registry, store, blob_store, clock, ConfigToYaml(config)),
-        metrics(std::make_shared<CacheMetrics>(registry, store, blob_store, state.get())) {}
+        drainer(registry, gate, clock),
+        stats(registry, store, blob_store, drainer, clock),
+        admin({.registry = registry,
+               .store = store,
+               .stats = stats,
+               .drainer = drainer,
+               .events = events,
+               .state = state.get(),
+               .background = background,
+               .clock = clock},
+              ConfigToYaml(config)),
+        metrics(std::make_shared<CacheMetrics>(registry, store, blob_store, gate, state.get())) {}
+
+  void TierChanged(const char* tier, const absl::Status& status) {
+    LogTierChange(tier, status);
+    events.Add("tier", absl::StrCat(tier, status.ok() ? " takes pages again"
+                                                      : absl::StrCat(": ", status.ToString())));
+  }
 
   std::vector<Executor*> StartTierThreads() {
     for (std::unique_ptr<ThreadExecutor>& thread : tier_threads) {
@@ -130,6 +154,8 @@ struct CacheServer::Parts {
 
   std::unique_ptr<StateStore> state;
   std::vector<std::unique_ptr<ThreadExecutor>> tier_threads;  // of reads, one for each tier below
+  EventLog events;
+  ThreadExecutor background;  // of admin calls that wait for disks
   OrderedPageStore store;
   Registry registry;
   BlobStore blob_store;
@@ -139,6 +165,8 @@ struct CacheServer::Parts {
   SequenceService sequences;
   PageStoreService pages;
   BlobService blobs;
+  Drainer drainer;
+  AdminStats stats;
   AdminService admin;
   std::shared_ptr<CacheMetrics> metrics;
   std::unique_ptr<TierMover> mover;
@@ -178,6 +206,7 @@ absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheC
   options.metrics_address = config.metrics_address();
   options.drain = absl::Milliseconds(config.drain_ms());
   options.max_connections = config.max_connections();
+  options.max_connections_per_peer = config.max_connections_per_peer();
   options.max_calls_per_connection = config.max_calls_per_connection();
   options.security = parts->security.get();
   HW_ASSIGN_OR_RETURN(
@@ -186,6 +215,8 @@ absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheC
           options, {&parts->groups, &parts->sequences, &parts->pages, &parts->blobs, &parts->admin},
           std::move(metrics)));
   parts->runtime->AddMetrics(parts->metrics);
+  parts->drainer.SetReadiness(
+      [runtime = parts->runtime.get()](bool ready) { runtime->SetReady(ready); });
   parts->runtime->SetReady(true);
   LogInfo("serving", {{"version", kVersion},
                       {"address", parts->runtime->address()},
@@ -211,13 +242,16 @@ grpc::Server& CacheServer::server() { return parts_->runtime->server(); }
 void CacheServer::Tick() {
   for (const SequenceId sequence : parts_->registry.Tick()) {
     LogInfo("lease of sequence ended", {{"sequence", sequence}});
+    parts_->events.Add("lease_ended", absl::StrCat("sequence ", sequence));
   }
+  parts_->admin.Tick();
 }
 
 void CacheServer::BeginDrain() {
   parts_->gate.Close();
   parts_->runtime->BeginDrain();
   parts_->registry.groups().FailWaiting(parts_->gate.Check());
+  parts_->admin.Stop();
 }
 
 void CacheServer::Drain() {

@@ -32,7 +32,13 @@ absl::StatusOr<std::unique_ptr<LowerTier>> OpenRemote(const v1::CacheConfig& con
                          .store_id = state.redis_store_id,
                          .total_bytes = config.redis_bytes(),
                          .timeout = absl::Milliseconds(config.redis_timeout_ms()),
-                         .ttl = absl::Milliseconds(config.redis_ttl_ms())},
+                         .ttl = absl::Milliseconds(config.redis_ttl_ms()),
+                         .username = config.redis_username(),
+                         .password_file = config.redis_password_file(),
+                         .tls = {.ca_file = config.redis_ca_file(),
+                                 .server_name = config.redis_server_name(),
+                                 .cert_file = config.redis_cert_file(),
+                                 .key_file = config.redis_key_file()}},
                         clock);
 #else
   return absl::InvalidArgumentError("redis_address: this build has no remote tier (hiredis)");

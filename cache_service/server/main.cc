@@ -5,6 +5,7 @@
 #include "cache_service/base/version.h"
 #include "cache_service/runtime/config_loader.h"
 #include "cache_service/runtime/logging.h"
+#include "cache_service/runtime/memory_trim.h"
 #include "cache_service/runtime/shutdown_signal.h"
 #include "cache_service/server/cache_config.h"
 #include "cache_service/server/cache_server.h"
@@ -34,6 +35,7 @@ int Serve(const v1::CacheConfig& config, ShutdownSignal& signal) {
     return Fail(server.status(), absl::IsInvalidArgument(server.status()) ? kBadUsage : 1);
   }
   (*server)->PrintAddresses();
+  const MemoryTrim trim;
   while (!signal.WaitFor(kTick)) (*server)->Tick();
   LogInfo("draining");
   (*server)->Drain();

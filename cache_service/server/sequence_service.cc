@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cache_service/runtime/logging.h"
+#include "cache_service/runtime/trace_context.h"
 #include "cache_service/server/unary.h"
 
 namespace heavywater {
@@ -49,7 +50,8 @@ class SetsStream final : public grpc::ServerWriteReactor<v1::SequenceSet> {
 grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* context,
                                                 const v1::OpenSequenceRequest* request,
                                                 v1::OpenSequenceResponse* response) {
-  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  const ScopedTrace trace(*context);
+  if (const absl::Status open = gate_.CheckNew(); !open.ok()) return Finish(context, open);
   auto opened = registry_.Open(*request);
   if (opened.ok()) {
     LogInfo("sequence opened", {{"sequence", opened->sequence_id()},
@@ -83,6 +85,7 @@ grpc::ServerUnaryReactor* SequenceService::List(grpc::CallbackServerContext* con
 grpc::ServerUnaryReactor* SequenceService::Close(grpc::CallbackServerContext* context,
                                                  const v1::CloseSequenceRequest* request,
                                                  v1::CloseSequenceResponse*) {
+  const ScopedTrace trace(*context);
   const absl::Status status = registry_.sequences().Close(*request, access_.ViewerOf(*context));
   if (status.ok()) LogInfo("sequence closed", {{"sequence", request->sequence_id()}});
   return Finish(context, status);
@@ -91,6 +94,7 @@ grpc::ServerUnaryReactor* SequenceService::Close(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* SequenceService::Reopen(grpc::CallbackServerContext* context,
                                                   const v1::ReopenSequenceRequest* request,
                                                   v1::ReopenSequenceResponse* response) {
+  const ScopedTrace trace(*context);
   if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
   auto reopened = registry_.Reopen(*request);
   LogInfo("sequence reopened", {{"sequence", request->sequence_id()},
@@ -103,6 +107,7 @@ grpc::ServerUnaryReactor* SequenceService::Reopen(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* SequenceService::Suspend(grpc::CallbackServerContext* context,
                                                    const v1::SuspendSequenceRequest* request,
                                                    v1::SuspendSequenceResponse* response) {
+  const ScopedTrace trace(*context);
   auto suspended = registry_.sequences().Suspend(*request, access_.ViewerOf(*context));
   if (suspended.ok()) {
     LogInfo("sequence suspended",
@@ -121,6 +126,7 @@ grpc::ServerUnaryReactor* SequenceService::Resume(grpc::CallbackServerContext* c
 grpc::ServerUnaryReactor* SequenceService::Truncate(grpc::CallbackServerContext* context,
                                                     const v1::TruncateSequenceRequest* request,
                                                     v1::TruncateSequenceResponse* response) {
+  const ScopedTrace trace(*context);
   auto truncated = registry_.sequences().Truncate(*request, access_.ViewerOf(*context));
   if (truncated.ok()) {
     LogInfo("sequence goes back",

@@ -112,7 +112,8 @@ bool BlobStore::FitsWith(int64_t more_bytes, int64_t more_blobs) const {
 }
 
 absl::StatusOr<std::unique_ptr<BlobStore::Writer>> BlobStore::Begin(const BlobKey& key,
-                                                                    int64_t bytes) {
+                                                                    int64_t bytes,
+                                                                    const std::string& tenant) {
   if (options_.max_bytes == 0) {
     return absl::FailedPreconditionError(
         "blob_bytes is 0 in the cache service's configuration: it takes no values by key");
@@ -122,6 +123,7 @@ absl::StatusOr<std::unique_ptr<BlobStore::Writer>> BlobStore::Begin(const BlobKe
         absl::StrCat("total_bytes is ", bytes, ", want 1 to ", kMaxBlobBytes));
   }
   Blob blob = Blob::LayOut(bytes);
+  blob.tenant = tenant;
   {
     MutexLock lock(&mutex_);
     if (const Item* const item = Use(key); item != nullptr) {
@@ -151,21 +153,32 @@ absl::Status BlobStore::Claim(const Blob& blob) {
   absl::Status status;
   {
     MutexLock lock(&mutex_);
-    // Values that are being stored lie in the slab until they are whole. None is dropped for
-    // what does not fit beside them.
-    const bool fits_writers =
-        writers_bytes_ + need <= options_.max_bytes && num_writers_ < options_.max_blobs &&
-        (num_writers_ == 0 || writers_bytes_ + need <= options_.max_writing_bytes);
-    while (fits_writers && !FitsWith(need, 1) && !items_.empty()) dropped.push_back(DropFirst());
-    if (fits_writers && FitsWith(need, 1)) {
+    status = CheckBesideWriters(need);
+    if (status.ok()) {
+      while (!FitsWith(need, 1) && !items_.empty()) dropped.push_back(DropFirst());
+      HW_CHECK(FitsWith(need, 1));
       ++num_writers_;
       writers_bytes_ += need;
-    } else {
-      status = LimitReached("blob_bytes", need, options_.max_bytes, /*may_pass=*/true);
     }
   }
   Release(dropped);
   return status;
+}
+
+// Values that are being stored lie in the slab until they are whole. None is dropped for
+// what does not fit beside them.
+absl::Status BlobStore::CheckBesideWriters(int64_t need) const {
+  if (num_writers_ >= options_.max_blobs) {
+    return LimitReached("max_blobs", 1, options_.max_blobs, /*may_pass=*/true);
+  }
+  if (writers_bytes_ + need > options_.max_bytes) {
+    return LimitReached("blob_bytes", need, options_.max_bytes, /*may_pass=*/true);
+  }
+  if (num_writers_ > 0 && writers_bytes_ + need > options_.max_writing_bytes) {
+    return LimitReached("a quarter of host_bytes for values on their way in", need,
+                        options_.max_writing_bytes, /*may_pass=*/true);
+  }
+  return absl::OkStatus();
 }
 
 void BlobStore::EndClaim(const Blob& blob) {
@@ -181,7 +194,10 @@ absl::Status BlobStore::OpenPages(const Blob& blob) {
       const std::optional<Shortage> shortage = ShortageOf(status);
       const int64_t missing =
           shortage.has_value() ? shortage->need - shortage->available : blob.held_bytes();
-      if (!DropUnused(missing)) return status;
+      const std::optional<TenantShortage> tenant = TenantShortageOf(status);
+      const auto whose = tenant.has_value() ? std::optional(tenant->tenant) : std::nullopt;
+      if (shortage.has_value() && shortage->need > shortage->limit) return status;
+      if (!DropUnused(missing, whose)) return status;
     }
     status = TryOpenPages(blob);
   }
@@ -193,7 +209,8 @@ absl::Status BlobStore::TryOpenPages(const Blob& blob) {
                                   .fingerprint = kBlobFingerprint,
                                   .geometry = GeometryOf(blob),
                                   .max_tokens = blob.num_rows(),
-                                  .prompt_tokens = blob.num_rows()}));
+                                  .prompt_tokens = blob.num_rows(),
+                                  .tenant = blob.tenant}));
   const absl::Status reserved =
       store_
           .Reserve({.sequence = blob.sequence, .heads = {0, 1}, .num_pages = blob.num_pages()},
@@ -203,21 +220,30 @@ absl::Status BlobStore::TryOpenPages(const Blob& blob) {
   return reserved;
 }
 
-bool BlobStore::DropUnused(int64_t bytes) {
+bool BlobStore::DropUnused(int64_t bytes, const std::optional<std::string>& tenant) {
   std::vector<SequenceId> dropped;
   {
     MutexLock lock(&mutex_);
-    if (counters_.held_bytes < bytes || items_.empty()) return false;
-    const int64_t until = counters_.held_bytes - bytes;
-    while (!items_.empty() && counters_.held_bytes > until) dropped.push_back(DropFirst());
+    const auto is_meant = [&tenant](const Item& item) {
+      return !tenant.has_value() || item.blob.tenant == *tenant;
+    };
+    std::vector<Items::iterator> unused;
+    int64_t held = 0;
+    for (auto item = items_.begin(); item != items_.end() && held < bytes; ++item) {
+      if (!is_meant(*item)) continue;
+      held += item->blob.held_bytes();
+      unused.push_back(item);
+    }
+    if (held < bytes || unused.empty()) return false;
+    for (const Items::iterator item : unused) dropped.push_back(Drop(item));
   }
   Release(dropped);
   return true;
 }
 
-SequenceId BlobStore::DropFirst() {
+SequenceId BlobStore::Drop(Items::iterator item) {
   ++counters_.dropped;
-  return TakeOut(items_.begin());
+  return TakeOut(item);
 }
 
 SequenceId BlobStore::TakeOut(Items::iterator item) {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,14 +22,12 @@
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/slab_format.h"
 #include "cache_service/tier/state_store.h"
+#include "cache_service/tier/tenant_book.h"
 
 namespace heavywater {
 
 inline constexpr int64_t kMaxBlobBytes = 64 << 20;
 inline constexpr int64_t kMaxBlobPageBytes = 1 << 20;
-
-// Sequences of blobs have the highest bit set, those that clients see never do.
-inline constexpr SequenceId kBlobSequenceBit = SequenceId{1} << 63;
 
 // Names a value: equal keys of a space mean equal bytes.
 struct BlobKey {
@@ -64,7 +63,8 @@ class BlobStore {
   struct Blob {
     SequenceId sequence = 0;
     int64_t bytes = 0;
-    int64_t page_bytes = 0;  // at most kMaxBlobPageBytes
+    int64_t page_bytes = 0;   // at most kMaxBlobPageBytes
+    std::string tenant = {};  // whose quota bounds it
 
     // As few pages as hold it, of one size; `bytes` of 1 to kMaxBlobBytes.
     static Blob LayOut(int64_t bytes);
@@ -115,8 +115,10 @@ class BlobStore {
 
   // ALREADY_EXISTS: it is there (a use); FAILED_PRECONDITION: with another size, or this
   // store takes nothing. RESOURCE_EXHAUSTED naming need and limit: no room, although the
-  // longest unused were dropped as far as that could help.
-  absl::StatusOr<std::unique_ptr<Writer>> Begin(const BlobKey& key, int64_t bytes);
+  // longest unused were dropped as far as that could help (the tenant's own, where its quota
+  // is full).
+  absl::StatusOr<std::unique_ptr<Writer>> Begin(const BlobKey& key, int64_t bytes,
+                                                const std::string& tenant = "");
 
   bool Has(const BlobKey& key);                   // a use
   absl::StatusOr<Blob> Find(const BlobKey& key);  // a use; NOT_FOUND
@@ -147,8 +149,9 @@ class BlobStore {
   const Item* Use(const BlobKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Its pages are to be released by the caller, without the mutex.
   SequenceId TakeOut(Items::iterator item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The same of the longest unused one, counted as dropped.
-  SequenceId DropFirst() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same, counted as dropped: of the item, and of the longest unused one.
+  SequenceId Drop(Items::iterator item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  SequenceId DropFirst() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Drop(items_.begin()); }
   void Release(std::span<const SequenceId> sequences);
   // Makes it one that can be read, the last to go.
   void PutIn(const BlobKey& key, const Blob& blob) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -158,17 +161,20 @@ class BlobStore {
   void Save(const BlobKey& key, const Blob& blob);
   // Before its pages are released.
   void SaveEnd(SequenceId sequence);
+  absl::Status LoadTenants(absl::flat_hash_map<SequenceId, std::string>* tenants) const;
   // Whether the pages of the record's value are there, all of them.
   bool IsWhole(const Blob& blob) const;
 
   // A share of the limits, before anything of the value is stored.
   absl::Status Claim(const Blob& blob);
+  // Which of the limits refuses it beside those that are being written.
+  absl::Status CheckBesideWriters(int64_t need) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndClaim(const Blob& blob);
   absl::Status OpenPages(const Blob& blob);
   absl::Status TryOpenPages(const Blob& blob);
-  // Drops the longest unused until `bytes` less are held. False, and nothing is dropped,
-  // when all of them hold less.
-  bool DropUnused(int64_t bytes);
+  // Drops the longest unused (of the tenant) until `bytes` less are held. False, and nothing
+  // is dropped, when all of them hold less.
+  bool DropUnused(int64_t bytes, const std::optional<std::string>& tenant);
 
   PageStore& store_;
   const BlobStoreOptions options_;

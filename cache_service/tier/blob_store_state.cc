@@ -43,6 +43,11 @@ void BlobStore::Save(const BlobKey& key, const Blob& blob) {
   AddText(key.key, record);
   StateBatch batch;
   batch.Put(StateKey(StateKind::kBlob, blob.sequence), record.Take());
+  if (!blob.tenant.empty()) {
+    RecordWriter tenant;
+    AddText(blob.tenant, tenant);
+    batch.Put(StateKey(StateKind::kBlobTenant, blob.sequence), tenant.Take());
+  }
   state_->Apply(batch);
 }
 
@@ -50,7 +55,18 @@ void BlobStore::SaveEnd(SequenceId sequence) {
   if (state_ == nullptr) return;
   StateBatch batch;
   batch.Delete(StateKey(StateKind::kBlob, sequence));
+  batch.Delete(StateKey(StateKind::kBlobTenant, sequence));
   state_->Apply(batch);
+}
+
+absl::Status BlobStore::LoadTenants(absl::flat_hash_map<SequenceId, std::string>* tenants) const {
+  return state_->ForEach(StateKey(StateKind::kBlobTenant),
+                         [tenants](std::string_view key, std::string_view value) -> absl::Status {
+                           HW_ASSIGN_OR_RETURN(const StateId id, ParseStateKey(key));
+                           RecordReader record(value);
+                           (*tenants)[id.id] = NextText(record);
+                           return record.Finish();
+                         });
 }
 
 bool BlobStore::IsWhole(const Blob& blob) const {
@@ -61,6 +77,8 @@ bool BlobStore::IsWhole(const Blob& blob) const {
 absl::StatusOr<std::vector<SequenceId>> BlobStore::Restore(const std::vector<SequenceId>& live) {
   absl::flat_hash_set<SequenceId> others(live.begin(), live.end());
   std::vector<SequenceId> dropped;
+  absl::flat_hash_map<SequenceId, std::string> tenants;
+  HW_RETURN_IF_ERROR(LoadTenants(&tenants));
   HW_RETURN_IF_ERROR(state_->ForEach(
       StateKey(StateKind::kBlob),
       [&](std::string_view key, std::string_view value) -> absl::Status {
@@ -74,6 +92,10 @@ absl::StatusOr<std::vector<SequenceId>> BlobStore::Restore(const std::vector<Seq
         }
         Blob blob = Blob::LayOut(bytes);
         blob.sequence = id.id;
+        if (const auto tenant = tenants.find(id.id); tenant != tenants.end()) {
+          blob.tenant = tenant->second;
+          store_.SetTenant(id.id, blob.tenant);
+        }
         others.erase(id.id);
         MutexLock lock(&mutex_);
         next_sequence_ = std::max(next_sequence_, (id.id & ~kBlobSequenceBit) + 1);

@@ -103,19 +103,35 @@ absl::StatusOr<HostPageStore::EntryPtr> HostPageStore::Admit(const SequenceSpec&
   if (sequences_.contains(spec.sequence) || retiring_.contains(spec.sequence)) {
     return absl::AlreadyExistsError(absl::StrCat("sequence ", spec.sequence, " exists"));
   }
-  const int64_t now = Slab::RoundUp(watermarks_bytes) + Times(num_pages, Slab::RoundUp(page_bytes));
+  const int64_t new_bytes = Times(num_pages, Slab::RoundUp(page_bytes));
+  const int64_t now = Slab::RoundUp(watermarks_bytes) + new_bytes;
   const int64_t limit = std::numeric_limits<int64_t>::max() - now;
-  HW_RETURN_IF_ERROR(CheckRoom(std::min(prompt_bytes, limit) + now, /*own_promise=*/0));
-  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> watermarks, Allocate(1, watermarks_bytes, 0));
-  auto allocated = Allocate(num_pages, page_bytes, 0);
-  if (!allocated.ok()) {
-    slab_->Free(watermarks[0], watermarks_bytes);
-    return allocated.status();
+  const int64_t need = std::min(prompt_bytes, limit) + now;
+  // The quota first: no room is made among others for what does not fit into it. Pages that
+  // others hold, too, count for each.
+  const TenantUse hold = {.host_bytes = std::min(prompt_bytes, slab_->total_bytes()) +
+                                        std::min(held_bytes, slab_->total_bytes()) + new_bytes,
+                          .sequences = IsValue(spec.sequence) ? 0 : 1};
+  HW_RETURN_IF_ERROR(tenants_.TryHold(spec.tenant, hold));
+  absl::Status room = CheckRoom(need, /*own_promise=*/0);
+  absl::StatusOr<std::vector<int64_t>> watermarks;
+  if (room.ok()) watermarks = Allocate(1, watermarks_bytes, 0);
+  room.Update(watermarks.status());
+  absl::StatusOr<std::vector<int64_t>> allocated;
+  if (room.ok()) {
+    allocated = Allocate(num_pages, page_bytes, 0);
+    room.Update(allocated.status());
+    if (!room.ok()) slab_->Free((*watermarks)[0], watermarks_bytes);
+  }
+  if (!room.ok()) {
+    tenants_.Change(spec.tenant, {.host_bytes = -hold.host_bytes, .sequences = -hold.sequences});
+    return room;
   }
   *pages = *std::move(allocated);
   counters_.pages += num_pages;
   auto entry =
-      std::make_shared<Entry>(SequencePages(spec, watermarks[0], *slab_), state_ != nullptr);
+      std::make_shared<Entry>(SequencePages(spec, (*watermarks)[0], *slab_), state_ != nullptr,
+                              /*is_released=*/false, hold);
   Promise(*entry, prompt_bytes);
   entry->last_use = ++use_count_;
   sequences_.emplace(spec.sequence, entry);
@@ -155,8 +171,13 @@ absl::StatusOr<Reservation> HostPageStore::Reserve(const PageRange& range, bool 
     // A sequence's own promise is for its prompt only: what decode needs beyond
     // must not eat into the prompts of others, nor count on its own.
     const int64_t own = std::min(Times(missing.prompt_pages, taken_bytes), entry->promised_bytes);
+    const int64_t more = Times(missing.pages, taken_bytes) - own;
+    HW_RETURN_IF_ERROR(HoldHost(*entry, more));
     offsets = Allocate(missing.pages, page_bytes, own);
-    if (!offsets.ok()) return offsets.status();
+    if (!offsets.ok()) {
+      ReturnHost(*entry, more);
+      return offsets.status();
+    }
     Promise(*entry, entry->promised_bytes - own);
     counters_.pages += missing.pages;
   }
@@ -314,9 +335,12 @@ void HostPageStore::FreeAll(Entry& entry) {
     entry.pages.StopTracking();
   }
   FreePages(entry, entry.pages.TakeAll());
-  MutexLock lock(&mutex_);
-  Promise(entry, 0);
-  slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));
+  {
+    MutexLock lock(&mutex_);
+    Promise(entry, 0);
+    slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));
+  }
+  Recount(entry);
 }
 
 int64_t HostPageStore::Watermark(SequenceId sequence, int rank) const {

@@ -16,6 +16,7 @@
 #include "cache_service/tier/sequence_pages.h"
 #include "cache_service/tier/slab.h"
 #include "cache_service/tier/state_store.h"
+#include "cache_service/tier/tenant_book.h"
 
 namespace heavywater {
 
@@ -49,6 +50,9 @@ class HostPageStore final : public PageStore {
   int64_t SequenceBytes(SequenceId sequence) const override;
   // There is no tier below that this store knows how to reach.
   absl::Status MakeRoom(const absl::Status& full) override { return full; }
+  void SetPinned(SequenceId sequence, bool pinned) override;
+  void SetTenant(SequenceId sequence, const std::string& tenant) override;
+  TenantBook& tenants() override { return tenants_; }
   PageStoreStats Stats() const override;
 
   // (OpenFrom() and PrepareShare(): host_page_store_share.cc)
@@ -61,8 +65,9 @@ class HostPageStore final : public PageStore {
     int64_t freed_bytes = 0;       // of pages that nobody can read: given back at once
   };
   // Of the sequence that was unused longest, among those with pages that may leave
-  // the tier: `max_bytes` of them, or one page. Each is moving until Settle().
-  Moves BeginMoves(int from, int64_t max_bytes);
+  // the tier (it is not pinned, and its tenant's quota below has room): `max_bytes` of
+  // them, or one page. Each is moving until Settle().
+  Moves BeginMoves(int from, int64_t max_bytes, const MoveFilter& filter = {});
   absl::Status CopyOut(const PagePlace& place, std::span<std::byte> bytes);
   // The moving page has been copied to tier `to`: it lies there from now on, and its
   // place in the slab, if it had one, is free.
@@ -73,6 +78,8 @@ class HostPageStore final : public PageStore {
   // Puts a page back into the slab, unless it would hold more than `max_used_bytes`
   // then or the page has another place by now. It is moving until Settle().
   bool Promote(const PagePlace& place, std::span<const std::byte> bytes, int64_t max_used_bytes);
+  // Whether its tenant's quota has room for `bytes` more in host memory.
+  absl::Status CheckHostQuota(SequenceId sequence, int64_t bytes);
   // Of the sequence's first `tokens`; it counts as used just now. NOT_FOUND.
   absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence, int64_t tokens);
   // Used and promised: what is not there for anybody else.
@@ -96,14 +103,16 @@ class HostPageStore final : public PageStore {
  private:
   struct Entry {
     // `keeps`: for a restart.
-    Entry(SequencePages all_pages, bool keeps, bool is_released = false)
-        : pages(std::move(all_pages)), released(is_released) {
+    Entry(SequencePages all_pages, bool keeps, bool is_released = false, TenantUse holds = {})
+        : pages(std::move(all_pages)), released(is_released), held(holds) {
       if (keeps) pages.TrackChanges();
     }
 
     mutable Mutex mutex;  // taken before the store's, never after
     SequencePages pages ABSL_GUARDED_BY(mutex);
     bool released ABSL_GUARDED_BY(mutex);
+    bool pinned ABSL_GUARDED_BY(mutex) = false;
+    TenantUse held ABSL_GUARDED_BY(mutex);  // as its tenant's account has it
     // Guarded by the store's mutex:
     int64_t promised_bytes = 0;  // of free room, for what the prompt still needs
     int64_t retiring_bytes = 0;  // of used room, while in retiring_
@@ -142,6 +151,11 @@ class HostPageStore final : public PageStore {
   // Keeps what has changed: before anybody is answered, and before room that is free by
   // it can be given to others.
   void Save(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  // Brings the tenant's account to what the sequence holds now. (host_page_store_tenants.cc)
+  void Recount(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  // More in host memory than is counted yet, if the tenant's quota has room for it.
+  absl::Status HoldHost(Entry& entry, int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  void ReturnHost(Entry& entry, int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   absl::Status LoadSequence(SequenceId id, std::string_view record, Restored* restored);
   absl::Status LoadPage(const StateId& id, std::string_view record, Restored* restored);
   // Promises only guide admission: what is not free (a rank's pages came between) is none.
@@ -153,6 +167,7 @@ class HostPageStore final : public PageStore {
 
   const std::unique_ptr<Slab> slab_;
   StateStore* const state_;
+  TenantBook tenants_;
   mutable Mutex mutex_;  // guards the slab's allocator, too
   absl::flat_hash_map<SequenceId, EntryPtr> sequences_ ABSL_GUARDED_BY(mutex_);
   // Released while a rank may still be writing into the pages.

@@ -9,6 +9,7 @@
 namespace heavywater {
 
 void HostPageStore::Save(Entry& entry) {
+  Recount(entry);
   if (state_ == nullptr) return;
   SequencePages::Kept kept = {.released = entry.released};
   {
@@ -47,9 +48,19 @@ absl::StatusOr<HostPageStore::Restored> HostPageStore::Restore() {
                         return LoadPage(id, record, &restored);
                       }));
   const int64_t pages = CountPages();
-  MutexLock lock(&mutex_);
-  CutPromises();
-  counters_.pages = pages;
+  std::vector<EntryPtr> entries;
+  {
+    MutexLock lock(&mutex_);
+    CutPromises();
+    counters_.pages = pages;
+    for (const auto* all : {&sequences_, &retiring_}) {
+      for (const auto& [id, entry] : *all) entries.push_back(entry);
+    }
+  }
+  for (const EntryPtr& entry : entries) {
+    MutexLock entry_lock(&entry->mutex);
+    Recount(*entry);
+  }
   return restored;
 }
 

@@ -36,17 +36,26 @@ std::vector<HostPageStore::EntryPtr> HostPageStore::LongestUnusedFirst() const {
   return entries;
 }
 
-HostPageStore::Moves HostPageStore::BeginMoves(int from, int64_t max_bytes) {
+HostPageStore::Moves HostPageStore::BeginMoves(int from, int64_t max_bytes,
+                                               const MoveFilter& filter) {
   Moves moves;
   for (const EntryPtr& entry : LongestUnusedFirst()) {
     MutexLock entry_lock(&entry->mutex);
+    const SequenceSpec& spec = entry->pages.spec();
+    if (filter.sequence != 0 && filter.sequence != spec.sequence) continue;
+    if (filter.except != 0 && filter.except == spec.sequence) continue;
+    if (filter.tenant.has_value() && *filter.tenant != spec.tenant) continue;
     if (entry->released) continue;
-    const int64_t page_bytes = entry->pages.spec().geometry.page_bytes();
+    const int64_t page_bytes = spec.geometry.page_bytes();
     if (from == kHostTier) {
       const int64_t freed = FreePages(*entry, entry->pages.TakeUnreadable());
       moves.freed_bytes += freed * Slab::RoundUp(page_bytes);
     }
-    moves.pages = entry->pages.BeginMoves(from, std::max<int64_t>(1, max_bytes / page_bytes));
+    int64_t max_pages = std::max<int64_t>(1, max_bytes / page_bytes);
+    if (from == kHostTier) {
+      max_pages = std::min(max_pages, tenants_.LowerRoom(spec.tenant) / page_bytes);
+    }
+    if (!entry->pinned) moves.pages = entry->pages.BeginMoves(from, max_pages);
     Save(*entry);
     if (!moves.pages.empty()) break;
   }
@@ -112,8 +121,13 @@ bool HostPageStore::Promote(const PagePlace& place, std::span<const std::byte> b
   if (!entry.ok()) return false;
   MutexLock entry_lock(&(*entry)->mutex);
   if ((*entry)->released) return false;
+  const int64_t taken = Slab::RoundUp(place.page_bytes);
+  if (!HoldHost(**entry, taken).ok()) return false;
   const std::optional<int64_t> offset = AllocateWithin(place.page_bytes, max_used_bytes);
-  if (!offset.has_value()) return false;
+  if (!offset.has_value()) {
+    ReturnHost(**entry, taken);
+    return false;
+  }
   if (!(*entry)->pages.Promote(place, *offset, bytes)) {
     FreePages(**entry, {&*offset, 1});
     return false;

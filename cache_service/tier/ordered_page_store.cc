@@ -73,6 +73,7 @@ absl::Status OrderedPageStore::BringUp(SequenceId sequence, int64_t tokens) {
   for (int round = 0; round < kMaxRounds; ++round) {
     HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, host_->PagesBelow(sequence, tokens));
     if (below.empty()) return absl::OkStatus();
+    HW_RETURN_IF_ERROR(MakeQuotaRoom(sequence, below));
     for (const PagePlace& place : below) {
       status = BringUpPage(place);
       if (!status.ok() && !absl::IsNotFound(status)) return status;
@@ -150,12 +151,37 @@ absl::StatusOr<HostPageStore::Restored> OrderedPageStore::Restore() {
 absl::Status OrderedPageStore::MakeRoom(const absl::Status& full) {
   if (!has_lower_tiers() || !absl::IsResourceExhausted(full)) return full;
   for (int tier = 1; tier < num_tiers(); ++tier) EraseEnded(tier);
+  if (const auto tenant = TenantShortageOf(full); tenant.has_value()) {
+    return MakeTenantRoom(full, *tenant);
+  }
   const std::optional<Shortage> shortage = ShortageOf(full);
   if (shortage.has_value() && shortage->need > shortage->limit) return full;
   // Without figures (no place in one piece) a batch at a time.
   int64_t missing = shortage.has_value() ? shortage->need - shortage->available : 1;
   while (missing > 0) {
     const int64_t moved = MoveDown(kHostTier);
+    if (moved == 0) return full;
+    missing -= moved;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OrderedPageStore::MakeQuotaRoom(SequenceId sequence,
+                                             const std::vector<PagePlace>& below) {
+  int64_t bytes = 0;
+  for (const PagePlace& place : below) bytes += Slab::RoundUp(place.page_bytes);
+  const absl::Status quota = host_->CheckHostQuota(sequence, bytes);
+  const std::optional<TenantShortage> tenant = TenantShortageOf(quota);
+  return tenant.has_value() ? MakeTenantRoom(quota, *tenant, sequence) : quota;
+}
+
+absl::Status OrderedPageStore::MakeTenantRoom(const absl::Status& full,
+                                              const TenantShortage& tenant, SequenceId except) {
+  const std::optional<Shortage> shortage = ShortageOf(full);
+  if (tenant.what != "host_bytes" || shortage->need > shortage->limit) return full;
+  int64_t missing = shortage->need - shortage->available;
+  while (missing > 0) {
+    const int64_t moved = MoveDown(kHostTier, {.except = except, .tenant = tenant.tenant});
     if (moved == 0) return full;
     missing -= moved;
   }

@@ -94,11 +94,20 @@ class OrderedPageStore final : public PageStore {
   absl::Status BringUp(SequenceId sequence, int64_t tokens) override;
   using PageStore::BringUp;
   absl::Status MakeRoom(const absl::Status& full) override;
+  void SetPinned(SequenceId sequence, bool pinned) override { host_->SetPinned(sequence, pinned); }
+  void SetTenant(SequenceId sequence, const std::string& tenant) override {
+    host_->SetTenant(sequence, tenant);
+  }
+  TenantBook& tenants() override { return host_->tenants(); }
   PageStoreStats Stats() const override;
 
   // One bounded piece of background work in each tier: erases what has ended, moves
   // pages down where a tier is nearly full. False when there was nothing to do.
   bool Turn();
+
+  // A batch of the longest unused pages that may leave host memory, of one sequence or (0)
+  // any: how many bytes did. 0: none is left, or the tiers below take none now.
+  int64_t FlushBatch(SequenceId sequence) { return MoveDown(kHostTier, {.sequence = sequence}); }
 
   // After a restart, before anything else: as HostPageStore::Restore() says; the pages
   // that lie below are told to their tiers.
@@ -130,7 +139,12 @@ class OrderedPageStore final : public PageStore {
   LowerTier& TierAt(int tier) const { return *below_[tier - 1].tier; }
 
   // Bytes that have left the tier for the next one: a batch of one sequence.
-  int64_t MoveDown(int from);
+  int64_t MoveDown(int from, const MoveFilter& filter = {});
+  // Of the tenant's own, but not of `except`.
+  absl::Status MakeTenantRoom(const absl::Status& full, const TenantShortage& tenant,
+                              SequenceId except = 0);
+  // In the tenant's quota of host memory, for pages of the sequence that come up.
+  absl::Status MakeQuotaRoom(SequenceId sequence, const std::vector<PagePlace>& below);
   int64_t MoveBatch(int from, int to, const Batch& batch);
   Batch CopyBatch(int from, const std::vector<PagePlace>& places);
   absl::Status CopyPage(const PagePlace& place, std::span<std::byte> bytes);

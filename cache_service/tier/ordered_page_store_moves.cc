@@ -30,11 +30,11 @@ bool OrderedPageStore::IsAboveWatermark(int tier) {
   return draining;
 }
 
-int64_t OrderedPageStore::MoveDown(int from) {
+int64_t OrderedPageStore::MoveDown(int from, const MoveFilter& filter) {
   MutexLock lock(&move_mutexes_[from]);
   int to = TargetBelow(from);
   while (to != kHostTier) {
-    const HostPageStore::Moves moves = host_->BeginMoves(from, options_.max_move_bytes);
+    const HostPageStore::Moves moves = host_->BeginMoves(from, options_.max_move_bytes, filter);
     if (moves.pages.empty()) return moves.freed_bytes;
     const Batch batch = CopyBatch(from, moves.pages);
     const int64_t freed = moves.freed_bytes + MoveBatch(from, to, batch);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "cache_service/tier/lower_tier.h"
 
@@ -16,6 +18,13 @@ struct PagePlace {
   int tier = kHostTier;
   uint32_t crc32c = 0;  // of a sealed page
   int64_t page_bytes = 0;
+};
+
+// Whose pages are to move.
+struct MoveFilter {
+  SequenceId sequence = 0;                           // 0: any
+  SequenceId except = 0;                             // but this one
+  std::optional<std::string> tenant = std::nullopt;  // any
 };
 
 // What became of a page that was copied to another tier.

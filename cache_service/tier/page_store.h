@@ -16,6 +16,7 @@
 #include "cache_service/tier/host_tier.h"
 #include "cache_service/tier/page_geometry.h"
 #include "cache_service/tier/page_place.h"
+#include "cache_service/tier/tenant_book.h"
 
 namespace heavywater {
 
@@ -30,6 +31,8 @@ struct SequenceSpec {
   int num_ranks = 1;          // that write to it, each with its own watermark
   int64_t max_tokens = 0;     // no position may be beyond
   int64_t prompt_tokens = 0;  // room that admission holds for it
+  // Whose quota bounds what it holds, in all tiers.
+  std::string tenant = {};
 };
 
 // A reservation's answer must fit into one message.
@@ -122,7 +125,7 @@ class PageStore {
   virtual ~PageStore() = default;
 
   // Admits a sequence and holds room for its prompt. RESOURCE_EXHAUSTED naming
-  // need, free and limit; ALREADY_EXISTS.
+  // need, free and limit, of the tier or of the tenant's quota; ALREADY_EXISTS.
   virtual absl::Status Open(const SequenceSpec& spec) = 0;
 
   // As Open(), with the first tokens of another sequence, whose whole pages both then hold:
@@ -204,9 +207,14 @@ class PageStore {
   virtual int64_t SequenceBytes(SequenceId sequence) const = 0;
 
   // `full`: how Open() or Reserve() refused. Moves what nobody writes to the tiers
-  // below; OK when it is worth another try, else `full`. Waits for those tiers: not
-  // under a lock.
+  // below, of the tenant where its quota was full; OK when it is worth another try, else
+  // `full`. Waits for those tiers: not under a lock.
   virtual absl::Status MakeRoom(const absl::Status& full) = 0;
+  // Its pages stay in the tier where they are. Nothing for an unknown one.
+  virtual void SetPinned(SequenceId sequence, bool pinned) = 0;
+  // After a restart, which has brought back the pages but not whose they are.
+  virtual void SetTenant(SequenceId sequence, const std::string& tenant) = 0;
+  virtual TenantBook& tenants() = 0;
   virtual PageStoreStats Stats() const = 0;
 };
 

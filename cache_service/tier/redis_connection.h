@@ -11,16 +11,35 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cache_service/tier/redis_tls.h"
 
 namespace heavywater {
+
+// Where it is, and who asks.
+struct RedisEndpoint {
+  std::string host;
+  int port = 0;
+  absl::Duration timeout = absl::Seconds(1);
+  std::string username = {};       // empty: Redis's "default"
+  std::string password_file = {};  // empty: none is sent
+  RedisTlsOptions tls = {};
+};
+
+// INVALID_ARGUMENT naming a field or file that cannot be used.
+absl::Status CheckRedisEndpoint(const RedisEndpoint& endpoint);
 
 // Used by one thread at a time. After an error it is of no use any more.
 class RedisConnection {
  public:
-  // UNAVAILABLE naming the address. Every exchange afterwards ends within `timeout` of
+  // UNAVAILABLE naming the address: nobody is there, or refuses whoever asks; never with the
+  // password, whose file is read now. Every exchange afterwards ends within the time-out of
   // the last byte that went either way.
+  static absl::StatusOr<std::unique_ptr<RedisConnection>> Connect(const RedisEndpoint& endpoint);
+  // In plaintext, with no password.
   static absl::StatusOr<std::unique_ptr<RedisConnection>> Connect(const std::string& host, int port,
-                                                                  absl::Duration timeout);
+                                                                  absl::Duration timeout) {
+    return Connect({.host = host, .port = port, .timeout = timeout});
+  }
 
   struct FreeReply {
     void operator()(redisReply* reply) const { freeReplyObject(reply); }
@@ -39,9 +58,14 @@ class RedisConnection {
   RedisConnection(redisContext* context, std::string address)
       : context_(context), address_(std::move(address)) {}
   absl::Status Broken() const;
+  absl::Status Broken(absl::string_view reason) const;
+  absl::Status Authenticate(const RedisEndpoint& endpoint);
+  absl::StatusOr<Reply> ReceiveOverTls();
 
   const std::unique_ptr<redisContext, FreeContext> context_;
   const std::string address_;
+  std::unique_ptr<RedisTls> tls_;  // null: plaintext; goes before the socket
+  std::string unsent_;             // over TLS
 };
 
 }  // namespace heavywater

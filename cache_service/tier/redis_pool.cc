@@ -17,8 +17,8 @@ constexpr absl::Duration kMaxBackoff = absl::Seconds(10);
 
 }  // namespace
 
-RedisPool::RedisPool(std::string host, int port, absl::Duration timeout, Clock& clock)
-    : host_(std::move(host)), port_(port), timeout_(timeout), clock_(clock) {}
+RedisPool::RedisPool(RedisEndpoint endpoint, Clock& clock)
+    : endpoint_(std::move(endpoint)), clock_(clock) {}
 
 absl::StatusOr<std::unique_ptr<RedisConnection>> RedisPool::Take() {
   {
@@ -27,9 +27,10 @@ absl::StatusOr<std::unique_ptr<RedisConnection>> RedisPool::Take() {
       return absl::UnavailableError(absl::StrCat(last_error_, " (tried again later)"));
     }
     while (in_use_ == kMaxConnections) {
-      if (given_back_.WaitWithTimeout(&mutex_, timeout_) && in_use_ == kMaxConnections) {
-        return absl::UnavailableError(absl::StrCat("redis at ", host_, ":", port_, ": all ",
-                                                   kMaxConnections, " connections are busy"));
+      if (given_back_.WaitWithTimeout(&mutex_, endpoint_.timeout) && in_use_ == kMaxConnections) {
+        return absl::UnavailableError(absl::StrCat("redis at ", endpoint_.host, ":", endpoint_.port,
+                                                   ": all ", kMaxConnections,
+                                                   " connections are busy"));
       }
     }
     ++in_use_;
@@ -39,7 +40,7 @@ absl::StatusOr<std::unique_ptr<RedisConnection>> RedisPool::Take() {
       return connection;
     }
   }
-  auto connected = RedisConnection::Connect(host_, port_, timeout_);
+  auto connected = RedisConnection::Connect(endpoint_);
   if (!connected.ok()) GiveBack(nullptr);
   return connected;
 }

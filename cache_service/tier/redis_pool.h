@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/time/time.h"
 #include "cache_service/base/clock.h"
 #include "cache_service/base/mutex.h"
 #include "cache_service/tier/redis_connection.h"
@@ -19,7 +18,7 @@ namespace heavywater {
 class RedisPool {
  public:
   // The clock must outlive it.
-  RedisPool(std::string host, int port, absl::Duration timeout, Clock& clock);
+  RedisPool(RedisEndpoint endpoint, Clock& clock);
 
   // Runs `work` with a connection of its own. UNAVAILABLE, also from `work`: the
   // connection is given up.
@@ -29,9 +28,7 @@ class RedisPool {
   absl::StatusOr<std::unique_ptr<RedisConnection>> Take();
   void GiveBack(std::unique_ptr<RedisConnection> connection);
 
-  const std::string host_;
-  const int port_;
-  const absl::Duration timeout_;
+  const RedisEndpoint endpoint_;
   Clock& clock_;
   Mutex mutex_;
   CondVar given_back_;

@@ -34,10 +34,10 @@ absl::Status FromReply(const redisReply& reply) {
 
 class RemoteTier final : public LowerTier {
  public:
-  RemoteTier(const RemoteTierOptions& options, RedisAddress address, Clock& clock)
+  RemoteTier(const RemoteTierOptions& options, RedisEndpoint endpoint, Clock& clock)
       : prefix_(absl::StrCat("heavywater:", kStoredPageVersion, ":", options.store_id, ":")),
         ttl_ms_(absl::StrCat(absl::ToInt64Milliseconds(options.ttl))),
-        pool_(std::move(address.host), address.port, options.timeout, clock),
+        pool_(std::move(endpoint), clock),
         book_(kName, options.total_bytes) {}
 
   const char* name() const override { return kName; }
@@ -177,9 +177,16 @@ absl::StatusOr<RedisAddress> ParseRedisAddress(const std::string& address) {
 absl::StatusOr<std::unique_ptr<LowerTier>> OpenRemoteTier(const RemoteTierOptions& options,
                                                           Clock& clock) {
   HW_ASSIGN_OR_RETURN(RedisAddress address, ParseRedisAddress(options.address));
+  RedisEndpoint endpoint = {.host = std::move(address.host),
+                            .port = address.port,
+                            .timeout = options.timeout,
+                            .username = options.username,
+                            .password_file = options.password_file,
+                            .tls = options.tls};
+  HW_RETURN_IF_ERROR(CheckRedisEndpoint(endpoint));
   // hiredis writes to sockets that the other side may have closed.
   std::signal(SIGPIPE, SIG_IGN);
-  return std::make_unique<RemoteTier>(options, std::move(address), clock);
+  return std::make_unique<RemoteTier>(options, std::move(endpoint), clock);
 }
 
 }  // namespace heavywater

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "cache_service/base/clock.h"
 #include "cache_service/tier/lower_tier.h"
+#include "cache_service/tier/redis_tls.h"
 
 namespace heavywater {
 
@@ -20,9 +21,13 @@ struct RemoteTierOptions {
   // What this process does not erase, since it was killed or the Redis was away,
   // expires. Above the longest lease: pages are not renewed.
   absl::Duration ttl = absl::Hours(24);
+  // Who the store is there, and TLS (redis_connection.h).
+  std::string username = {};
+  std::string password_file = {};
+  RedisTlsOptions tls = {};
 };
 
-// INVALID_ARGUMENT naming the field. The Redis need not be there: calls are UNAVAILABLE
+// INVALID_ARGUMENT naming the field or file. The Redis need not be there: calls are UNAVAILABLE
 // until it is, most of them without a try. The clock, of which only differences are
 // used, must outlive it.
 absl::StatusOr<std::unique_ptr<LowerTier>> OpenRemoteTier(const RemoteTierOptions& options,

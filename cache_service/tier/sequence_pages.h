@@ -86,6 +86,7 @@ class SequencePages {
   bool all_stopped() const { return static_cast<int>(stopped_.size()) == spec_.num_ranks; }
 
   const SequenceSpec& spec() const { return spec_; }
+  void SetTenant(const std::string& tenant) { spec_.tenant = tenant; }
   // More tokens will come: pages stay in the slab until ranks have written, and stopped again.
   void Extend(int64_t max_tokens);
   // Positions from there on are not committed any more.

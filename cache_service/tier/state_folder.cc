@@ -236,6 +236,12 @@ void StateFolder::Apply(const StateBatch& batch) {
   if (!broken_.ok() && tell_) tell_(broken_);
 }
 
+absl::Status StateFolder::Sync() {
+  HW_RETURN_IF_ERROR(broken());
+  const rocksdb::Status synced = db_->FlushWAL(/*sync=*/true);
+  return synced.ok() ? absl::OkStatus() : absl::UnavailableError(synced.ToString());
+}
+
 absl::Status StateFolder::ForEach(const std::string& prefix, const Visit& visit) const {
   const std::unique_ptr<rocksdb::Iterator> found(db_->NewIterator({}));
   for (found->Seek(prefix); found->Valid() && found->key().starts_with(prefix); found->Next()) {

@@ -44,6 +44,7 @@ class StateFolder final : public StateStore {
   }
 
   void Apply(const StateBatch& batch) override;
+  absl::Status Sync() override;  // UNAVAILABLE: the medium refuses
   absl::Status ForEach(const std::string& prefix, const Visit& visit) const override;
 
   absl::Status broken() const override;

@@ -18,15 +18,18 @@ inline constexpr int kStateFormatVersion = 1;
 
 // The first byte of a key says what its record is.
 enum class StateKind : char {
-  kHeader = 'H',    // one: to what the rest belongs
-  kGroup = 'G',     // by name
-  kSequence = 'S',  // by sequence
-  kReport = 'J',    // by sequence and number: what was reported since
-  kRetiring = 'R',  // by sequence, ended while ranks may be writing
-  kPages = 'P',     // by sequence: what its pages have in common
-  kPage = 'Q',      // by sequence and page
-  kClosed = 'C',    // by sequence: request id of the Close
-  kBlob = 'B',      // by sequence: the key of the value that its pages are
+  kHeader = 'H',      // one: to what the rest belongs
+  kGroup = 'G',       // by name
+  kSequence = 'S',    // by sequence
+  kReport = 'J',      // by sequence and number: what was reported since
+  kRetiring = 'R',    // by sequence, ended while ranks may be writing
+  kPages = 'P',       // by sequence: what its pages have in common
+  kPage = 'Q',        // by sequence and page
+  kClosed = 'C',      // by sequence: request id of the Close
+  kBlob = 'B',        // by sequence: the key of the value that its pages are
+  kBlobTenant = 'T',  // by sequence: for whom it is, where that was said
+  kQuota = 'U',       // by tenant: its own quota
+  kPins = 'N',        // by sequence
 };
 
 // Keys sort by kind, id and number.
@@ -75,6 +78,10 @@ class StateStore {
   // keeping: what is there is not a state of the service any more, and a restart does
   // not read it. Nobody waits for that, or could do something about it.
   virtual void Apply(const StateBatch& batch) = 0;
+
+  // What was applied is on the medium when this returns: it survives the machine's end, too,
+  // as far as the rest does. As broken() where there is no medium.
+  virtual absl::Status Sync() { return broken(); }
 
   // Why nothing is kept any more; OK: it is.
   virtual absl::Status broken() const = 0;

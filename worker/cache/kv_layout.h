@@ -33,6 +33,7 @@ struct KvShape {
   int row_bytes() const { return 2 * head_dim * ElementBytes(dtype); }  // K and V of a position
 
   absl::Status Validate() const;
+  bool operator==(const KvShape&) const = default;
 };
 
 // Bytes on the device for one layer of one sequence with `capacity` slots:

@@ -117,6 +117,16 @@ LayerView LayerStorage::View(const KvShape& shape) const {
   return view;
 }
 
+absl::StatusOr<LayerStorage> LayerStorage::CopyOf(const KvShape& shape, const LayerStorage& from,
+                                                  DeviceMemory& memory, Stream& stream) {
+  HW_ASSIGN_OR_RETURN(LayerStorage copy,
+                      Create(shape, from.num_sets(), from.capacity(), memory, stream));
+  SlotCopier copier(shape, from.View(shape), copy.View(shape), memory.backend(), stream);
+  HW_RETURN_IF_ERROR(copier.Copy(0, 0, from.used()));
+  copy.tables_ = from.tables_;
+  return copy;
+}
+
 absl::Status LayerStorage::Grow(const KvShape& shape, int64_t capacity, DeviceMemory& memory,
                                 Stream& stream) {
   HW_ASSIGN_OR_RETURN(LayerStorage larger, Create(shape, num_sets(), capacity, memory, stream));

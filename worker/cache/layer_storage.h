@@ -25,6 +25,9 @@ class LayerStorage {
   static absl::StatusOr<LayerStorage> CreateWhole(const KvShape& shape, int num_sets,
                                                   int64_t num_tokens, DeviceMemory& memory,
                                                   Stream& stream);
+  // Within what the caller has reserved: everything in its slot. `from` is not being written.
+  static absl::StatusOr<LayerStorage> CopyOf(const KvShape& shape, const LayerStorage& from,
+                                             DeviceMemory& memory, Stream& stream);
 
   int num_sets() const { return static_cast<int>(tables_.size()); }
   int64_t capacity() const { return capacity_; }

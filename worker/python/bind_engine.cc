@@ -58,21 +58,28 @@ std::unique_ptr<LocalEngine> CreateEngine(std::shared_ptr<LocalDevice> device, i
                                           int num_query_heads, int num_kv_heads, int head_dim,
                                           const std::string& dtype, int page_tokens,
                                           float attention_scale, int max_step_tokens,
-                                          int64_t device_memory_bytes) {
+                                          int64_t device_memory_bytes,
+                                          std::shared_ptr<EngineGroup> group) {
+  const int rank = group == nullptr ? 0 : group->rank();
+  const int ranks = group == nullptr ? 1 : group->size();
   const KvShape shape{.num_layers = num_layers,
                       .num_query_heads = num_query_heads,
                       .num_kv_heads = num_kv_heads,
-                      .total_kv_heads = num_kv_heads,
-                      .total_query_heads = num_query_heads,
+                      .first_kv_head = rank * num_kv_heads,
+                      .total_kv_heads = ranks * num_kv_heads,
+                      .total_query_heads = ranks * num_query_heads,
                       .head_dim = head_dim,
                       .dtype = ValueOrRaise(ParseKvDtype(dtype)),
                       .page_tokens = page_tokens};
-  return ValueOrRaise(
-      LocalEngine::Create(std::move(device), {.shape = shape,
-                                              .brings_rows = true,
-                                              .device_memory_bytes = device_memory_bytes,
-                                              .max_step_tokens = max_step_tokens,
-                                              .attention_scale = attention_scale}));
+  const RankCacheOptions options{.shape = shape,
+                                 .rank = rank,
+                                 .world_size = ranks,
+                                 .brings_rows = true,
+                                 .device_memory_bytes = device_memory_bytes,
+                                 .max_step_tokens = max_step_tokens,
+                                 .reserve_ahead_tokens = 0,  // nothing to wait for
+                                 .attention_scale = attention_scale};
+  return ValueOrRaise(LocalEngine::Create(std::move(device), options, std::move(group)));
 }
 
 void Open(LocalEngine& engine, SequenceId sequence, const PolicyOptions& policy,
@@ -170,9 +177,21 @@ void BindEngine(nb::module_& module) {
       .def(nb::new_(&CreateEngine), nb::arg("device"), nb::arg("num_layers"),
            nb::arg("num_query_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
            nb::arg("dtype"), nb::arg("page_tokens"), nb::arg("attention_scale"),
-           nb::arg("max_step_tokens"), nb::arg("device_memory_bytes"))
+           nb::arg("max_step_tokens"), nb::arg("device_memory_bytes"), nb::arg("group").none())
       .def("open", &Open, nb::arg("sequence"), nb::arg("policy"), nb::arg("prompt_tokens"),
            nb::arg("max_tokens"), nb::arg("prompt_in_steps"), nb::arg("drop_when_host_full"))
+      .def(
+          "fork",
+          [](LocalEngine& e, SequenceId id, LocalEngine& from, SequenceId source) {
+            RaiseIfError(WithoutLock([&] { return e.Fork(id, from, source); }));
+          },
+          nb::arg("sequence"), nb::arg("source_engine"), nb::arg("source"))
+      .def(
+          "truncate",
+          [](LocalEngine& e, SequenceId id, int64_t tokens) {
+            RaiseIfError(WithoutLock([&] { return e.Truncate(id, tokens); }));
+          },
+          nb::arg("sequence"), nb::arg("tokens"))
       .def("close", [](LocalEngine& e,
                        SequenceId id) { RaiseIfError(WithoutLock([&] { return e.Close(id); })); })
       .def("begin", &Begin, nb::arg("items"))

@@ -43,20 +43,24 @@ int64_t LocalDevice::host_bytes() {
 }
 
 absl::StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(
-    std::shared_ptr<LocalDevice> device, const RankCacheOptions& options) {
+    std::shared_ptr<LocalDevice> device, const RankCacheOptions& options,
+    std::shared_ptr<EngineGroup> group) {
   const std::lock_guard lock(device->mutex());
   // Without room for pages nothing is demoted: what leaves the device is dropped.
   HostTier* tier = device->tier().limit_bytes() > 0 ? &device->tier() : nullptr;
   HW_ASSIGN_OR_RETURN(std::unique_ptr<RankCache> cache,
                       RankCache::Create(options, device->backend(), tier));
-  return std::unique_ptr<LocalEngine>(new LocalEngine(std::move(device), std::move(cache)));
+  return std::unique_ptr<LocalEngine>(
+      new LocalEngine(std::move(device), std::move(cache), std::move(group)));
 }
 
-LocalEngine::LocalEngine(std::shared_ptr<LocalDevice> device, std::unique_ptr<RankCache> cache)
-    : device_(std::move(device)),
-      group_(CreateLocalGroup(1, kCollectiveTimeout)),
-      cache_(std::move(cache)),
-      engine_(std::make_unique<AttentionEngine>(*cache_, *group_[0])) {}
+LocalEngine::LocalEngine(std::shared_ptr<LocalDevice> device, std::unique_ptr<RankCache> cache,
+                         std::shared_ptr<EngineGroup> group)
+    : device_(std::move(device)), group_(std::move(group)), cache_(std::move(cache)) {
+  if (group_ == nullptr) alone_ = CreateLocalGroup(1, kCollectiveTimeout);
+  Communicator& communicator = group_ == nullptr ? *alone_[0] : group_->communicator();
+  engine_ = std::make_unique<AttentionEngine>(*cache_, communicator);
+}
 
 LocalEngine::~LocalEngine() {
   const std::lock_guard lock(device_->mutex());
@@ -67,6 +71,19 @@ LocalEngine::~LocalEngine() {
 absl::Status LocalEngine::Open(SequenceId sequence, const SequenceOptions& options) {
   const std::lock_guard lock(device_->mutex());
   return engine_->Open(sequence, options);
+}
+
+absl::Status LocalEngine::Fork(SequenceId sequence, LocalEngine& from, SequenceId source) {
+  if (from.device_ != device_) {
+    return absl::InvalidArgumentError("the source engine is of another device, want the same");
+  }
+  const std::lock_guard lock(device_->mutex());
+  return engine_->Fork(sequence, *from.engine_, source);
+}
+
+absl::Status LocalEngine::Truncate(SequenceId sequence, int64_t tokens) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->Truncate(sequence, tokens);
 }
 
 absl::Status LocalEngine::Close(SequenceId sequence) {

@@ -16,6 +16,7 @@
 #include "worker/backend/backend.h"
 #include "worker/cache/device_memory.h"
 #include "worker/comm/communicator.h"
+#include "worker/python/engine_group.h"
 #include "worker/rank/attention_engine.h"
 #include "worker/rank/rank_cache.h"
 
@@ -57,15 +58,21 @@ struct CallerRows {
   float* out = nullptr;            // like queries
 };
 
-// AttentionEngine with one rank. Its calls, errors and order are that class's; sequences
-// of all engines of a device have different ids.
+// One rank's AttentionEngine: the only one, or one of a group's. Its calls, errors and order are
+// that class's; sequences of all engines of a device have different ids.
 class LocalEngine {
  public:
+  // `group` null: one rank. Else options' rank and world_size are the group's.
   static absl::StatusOr<std::unique_ptr<LocalEngine>> Create(std::shared_ptr<LocalDevice> device,
-                                                             const RankCacheOptions& options);
+                                                             const RankCacheOptions& options,
+                                                             std::shared_ptr<EngineGroup> group);
   ~LocalEngine();
 
   absl::Status Open(SequenceId sequence, const SequenceOptions& options);
+  // `source` of the engine `from` (of the same device; it may be this one) goes on as
+  // `sequence` here, too.
+  absl::Status Fork(SequenceId sequence, LocalEngine& from, SequenceId source);
+  absl::Status Truncate(SequenceId sequence, int64_t tokens);
   absl::Status Close(SequenceId sequence);
   absl::Status Begin(std::span<const EngineItem> items);
   // All rows of the step's layer, or of a prompt that is alone any number of them.
@@ -84,12 +91,14 @@ class LocalEngine {
   const KvShape& shape() const { return cache_->options().shape; }
 
  private:
-  LocalEngine(std::shared_ptr<LocalDevice> device, std::unique_ptr<RankCache> cache);
+  LocalEngine(std::shared_ptr<LocalDevice> device, std::unique_ptr<RankCache> cache,
+              std::shared_ptr<EngineGroup> group);
   absl::Status CheckRows(const CallerRows& rows) const;
   absl::Status AttendPart(int layer, const CallerRows& rows);
 
   std::shared_ptr<LocalDevice> device_;
-  std::vector<std::unique_ptr<Communicator>> group_;  // of one rank
+  std::shared_ptr<EngineGroup> group_;                // or null
+  std::vector<std::unique_ptr<Communicator>> alone_;  // of one rank, where group_ is null
   std::unique_ptr<RankCache> cache_;
   std::unique_ptr<AttentionEngine> engine_;
 };

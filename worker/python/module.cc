@@ -5,5 +5,6 @@
 
 NB_MODULE(_engine, module) {
   heavywater::BindOptions(module);
+  heavywater::BindGroup(module);
   heavywater::BindEngine(module);
 }

@@ -6,6 +6,7 @@
 namespace heavywater {
 
 void BindOptions(nanobind::module_& module);
+void BindGroup(nanobind::module_& module);
 void BindEngine(nanobind::module_& module);
 
 }  // namespace heavywater

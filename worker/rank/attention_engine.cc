@@ -23,7 +23,23 @@ AttentionEngine::~AttentionEngine() {
 }
 
 absl::Status AttentionEngine::Open(SequenceId sequence, const SequenceOptions& options) {
-  const absl::Status here = OpenHere(sequence, options);
+  return Agree(sequence, OpenHere(sequence, options));
+}
+
+absl::Status AttentionEngine::Fork(SequenceId sequence, AttentionEngine& from, SequenceId source) {
+  absl::Status here = from.CheckNotInStep(source);
+  if (here.ok()) here = cache_.Fork(sequence, from.cache_, source);
+  return Agree(sequence, here);
+}
+
+absl::Status AttentionEngine::Truncate(SequenceId sequence, int64_t tokens) {
+  HW_RETURN_IF_ERROR(CheckNotInStep(sequence));
+  HW_ASSIGN_OR_RETURN(SequenceCache * cache, cache_.Find(sequence));
+  return cache->Truncate(tokens);
+}
+
+// Open on every rank, or on none.
+absl::Status AttentionEngine::Agree(SequenceId sequence, const absl::Status& here) {
   absl::Status agreed;
   HW_RETURN_IF_ERROR(AgreeOnStatus(here, cache_.backend(), communicator_, cache_.stream(), agreed));
   if (agreed.ok() || !here.ok()) return agreed;

@@ -99,6 +99,12 @@ class AttentionEngine {
 
   // RankCache::Open() on every rank, or on none. A collective.
   absl::Status Open(SequenceId sequence, const SequenceOptions& options);
+  // RankCache::Fork() on every rank, or on none: `source` of the engine `from` (it may be
+  // this one) goes on as `sequence` here, too. A collective. FAILED_PRECONDITION while
+  // `source` is in a step.
+  absl::Status Fork(SequenceId sequence, AttentionEngine& from, SequenceId source);
+  // SequenceCache::Truncate(), out of a step. Alike on every rank that is called alike.
+  absl::Status Truncate(SequenceId sequence, int64_t tokens);
   // NOT_FOUND; FAILED_PRECONDITION while it is in the step.
   absl::Status Close(SequenceId sequence);
   absl::Status CheckNotInStep(SequenceId sequence) const;
@@ -147,6 +153,7 @@ class AttentionEngine {
   };
 
   absl::Status Reduce(DeviceSpan<int64_t> buffer);
+  absl::Status Agree(SequenceId sequence, const absl::Status& opened);
   absl::Status OpenHere(SequenceId sequence, const SequenceOptions& options);
   absl::Status CheckItems(std::span<const EngineItem> items) const;
   absl::Status CheckItem(const EngineItem& item) const;

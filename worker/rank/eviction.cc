@@ -186,11 +186,12 @@ class Eviction {
     const int64_t first = IndexOf(block, set) * max_victims_;
     std::span<const int32_t> victims = std::span(chosen_).subspan(first, max_victims_);
     victims = victims.first(std::find(victims.begin(), victims.end(), -1) - victims.begin());
+    std::vector<Position> positions;
+    for (const int32_t slot : victims) {
+      positions.push_back(sequence_.table(block, set).positions()[slot]);
+      cache_.eviction_ages().Add(sequence_.tokens_seen() - positions.back());
+    }
     if (sequence_.recall() != nullptr) {
-      std::vector<Position> positions;
-      for (const int32_t slot : victims) {
-        positions.push_back(sequence_.table(block, set).positions()[slot]);
-      }
       sequence_.recall()->Demote(block, set, positions,
                                  std::span(scores_).subspan(first, victims.size()));
     }

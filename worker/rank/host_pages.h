@@ -56,6 +56,9 @@ class HostPages {
   // and those below `known_tokens` are not written again as far as they are. DATA_LOSS
   // when the first are not.
   absl::Status TakeOver(int64_t tokens, int64_t known_tokens);
+  // Of a copy that has just been opened for `tokens`: what the other's pages hold of them.
+  // DATA_LOSS when they cannot be read.
+  absl::Status CopyFrom(const HostPages& from, int64_t tokens);
   // Of one layer, for a kernel: [heads of this rank][pages]; all are there.
   std::vector<const std::byte*> AllPages(int layer) const;
 

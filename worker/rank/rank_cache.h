@@ -17,6 +17,7 @@
 #include "worker/cache/device_memory.h"
 #include "worker/cache/kv_layout.h"
 #include "worker/policy/policy.h"
+#include "worker/rank/eviction_ages.h"
 #include "worker/rank/plan_report.h"
 #include "worker/rank/sequence_options.h"
 
@@ -66,6 +67,11 @@ class RankCache {
   // the sequence is closed again.
   absl::Status Restore(SequenceId sequence, SequenceOptions options,
                        const SequenceSnapshot& snapshot, int64_t known_tokens);
+  // Opens `sequence` in the state of `source`, between its steps and after its prompt: both
+  // go on from there. `from` may be this cache, or one on the same backend and of the same
+  // shape. As Open(); NOT_FOUND; FAILED_PRECONDITION, INVALID_ARGUMENT; DATA_LOSS when its
+  // host pages cannot be read.
+  absl::Status Fork(SequenceId sequence, RankCache& from, SequenceId source);
   // NOT_FOUND. Frees device memory; host pages live on until their lease ends.
   absl::Status Close(SequenceId sequence);
 
@@ -104,6 +110,9 @@ class RankCache {
   // The rank's one queue: all work of its steps, the model's and collectives included.
   Stream& stream() { return stream_; }
   Workspace& workspace() { return *workspace_; }
+  // Of all positions that plans have taken out of slots, a set's each.
+  EvictionAges& eviction_ages() { return eviction_ages_; }
+  const EvictionAges& eviction_ages() const { return eviction_ages_; }
   float attention_scale() const;
 
  private:
@@ -115,6 +124,7 @@ class RankCache {
   Stream stream_;
   DeviceMemory memory_;
   std::unique_ptr<Workspace> workspace_;
+  EvictionAges eviction_ages_;
   std::map<SequenceId, std::unique_ptr<SequenceCache>> sequences_;
 };
 

@@ -126,6 +126,13 @@ class SequenceCache {
   // not fit, or pages are not there; the sequence is then good for nothing.
   absl::Status Restore(const SequenceSnapshot& snapshot, int64_t known_tokens);
 
+  // Instead of the prompt, for options().restored_tokens: the other's state between two
+  // steps, bit for bit. Its options are the same; its device work is done.
+  absl::Status CopyFrom(const SequenceCache& from);
+  // As if the tokens from `tokens` on had never come. OUT_OF_RANGE; FAILED_PRECONDITION
+  // where the policy forgets, since later queries are then in the scores of earlier tokens.
+  absl::Status Truncate(int64_t tokens);
+
   SequenceStats Stats() const;
   absl::StatusOr<PlanReport> Report(bool with_sets) const;
   absl::StatusOr<std::vector<std::byte>> ReadResident(int layer, int kv_head,

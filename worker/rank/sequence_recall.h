@@ -94,6 +94,9 @@ class SequenceRecall {
   absl::Status Restore(const RecallSnapshot& snapshot, std::span<const SlotSnapshot> slots,
                        int64_t tokens_seen);
 
+  // Of a fresh one, between steps: as the other is, which has the same options.
+  absl::Status CopyFrom(const SequenceRecall& from);
+
   const RecallStats& stats() const { return stats_; }
 
  private:

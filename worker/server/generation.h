@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "cache_service/base/ids.h"
 #include "cache_service/base/mutex.h"
+#include "cache_service/runtime/trace_context.h"
 #include "worker/server/generation_request.h"
 #include "worker/server/response_queue.h"
 #include "worker/server/sequence_client.h"
@@ -49,6 +51,7 @@ class Generation {
   const SequenceId sequence;
   const absl::Duration lease;  // as OpenedSequence says
   const OpenedSequence opened;
+  const std::string trace = ScopedTrace::Current();  // the call's
   // What the ranks were to restore is lost or broken: it is of no use to anybody.
   std::atomic<bool> restore_failed = false;
   ResponseQueue responses{kMaxUnreadMessages, kMaxUnreadBytes};

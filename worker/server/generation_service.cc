@@ -8,6 +8,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/time/clock.h"
 #include "cache_service/runtime/grpc_status.h"
+#include "cache_service/runtime/trace_context.h"
 
 namespace heavywater {
 namespace {
@@ -38,6 +39,14 @@ bool Relay(grpc::ServerContext& context, Generation& generation, GenerationEngin
     engine.Wake();
   }
   return any;
+}
+
+// The client's, or one of its own: told at once, so that whoever reports a fault can name it.
+std::string TraceOf(grpc::ServerContext& context) {
+  std::string id = TraceIdOf(context);
+  if (id.empty()) id = NewTraceId();
+  context.AddInitialMetadata("x-trace-id", id);
+  return id;
 }
 
 }  // namespace
@@ -82,6 +91,7 @@ void GenerationService::Exit(grpc::ServerContext& context) {
 grpc::Status GenerationService::Generate(grpc::ServerContext* context,
                                          const v1::GenerateRequest* request,
                                          grpc::ServerWriter<v1::GenerateResponse>* writer) {
+  const ScopedTrace trace(TraceOf(*context));
   v1::GenerateRequest tenants_own;
   if (access_ != nullptr) {
     const auto tenant = access_->TenantFor(*context, request->tenant());

@@ -8,6 +8,7 @@
 #include "cache_service/base/status.h"
 #include "cache_service/base/step_phases.h"
 #include "cache_service/runtime/logging.h"
+#include "cache_service/runtime/trace_context.h"
 #include "worker/server/group_channel.h"
 #include "worker/server/policy_proto.h"
 
@@ -161,6 +162,7 @@ bool Scheduler::FitsNow(const Generation& generation) const {
 }
 
 absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
+  const ScopedTrace trace(generation->trace);
   auto run = SequenceRun::Create(generation, tokenizer_);
   if (!run.ok()) {
     generation->responses.Finish(run.status());

@@ -6,6 +6,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
+#include "cache_service/runtime/trace_context.h"
 #include "worker/server/group_channel.h"
 #include "worker/server/scheduler.h"
 
@@ -155,6 +156,7 @@ absl::StatusOr<CommandResult> Scheduler::Close(const SequenceRun& run) {
 }
 
 void Scheduler::Finish(SequenceRun& run, const absl::Status& status) {
+  const ScopedTrace trace(run.trace());
   LogInfo(
       "sequence ended",
       {{"sequence", run.id()}, {"tokens_seen", run.tokens_seen()}, {"status", status.ToString()}});

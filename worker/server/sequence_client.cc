@@ -10,6 +10,7 @@
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
+#include "cache_service/runtime/trace_context.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
@@ -83,6 +84,7 @@ absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& se
     request.mutable_prefix()->set_max_tokens(prefix.max_tokens);
   }
   grpc::ClientContext context;
+  SendTrace(context);
   const bool may_wait = prefix.max_tokens > 0;
   context.set_deadline(absl::ToChronoTime(absl::Now() + (may_wait ? kReopenTimeout : kTimeout)));
   v1::OpenSequenceResponse response;
@@ -102,6 +104,7 @@ absl::StatusOr<v1::Sequence> SequenceClient::Get(SequenceId id) {
   request.set_sequence_id(id);
   request.set_first_token(std::numeric_limits<Position>::max());  // none: it is known how many
   grpc::ClientContext context;
+  SendTrace(context);
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   v1::Sequence response;
   const absl::Status status = FromGrpcStatus(stub_->Get(&context, request, &response));
@@ -128,6 +131,7 @@ absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const Seque
   request.set_extends(extends);
   request.mutable_tokens()->Assign(text.begin(), text.end());
   grpc::ClientContext context;
+  SendTrace(context);
   context.set_deadline(absl::ToChronoTime(absl::Now() + kReopenTimeout));
   v1::ReopenSequenceResponse response;
   const absl::Time sent = link_->clock().Now();
@@ -157,6 +161,7 @@ void SequenceClient::Close(SequenceId sequence) {
   request.set_sequence_id(sequence);
   request.set_request_id(absl::StrCat(link_->options().instance, "/close/", sequence));
   grpc::ClientContext context;
+  SendTrace(context);
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   v1::CloseSequenceResponse response;
   const absl::Status status = FromGrpcStatus(stub_->Close(&context, request, &response));

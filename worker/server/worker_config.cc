@@ -110,6 +110,8 @@ absl::Status CheckSecurity(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckSecurityConfig(config));
   HW_RETURN_IF_ERROR(CheckRange("max_connections", config.max_connections(), 1, 1'000'000));
   HW_RETURN_IF_ERROR(
+      CheckRange("max_connections_per_peer", config.max_connections_per_peer(), 0, 1'000'000));
+  HW_RETURN_IF_ERROR(
       CheckRange("max_calls_per_connection", config.max_calls_per_connection(), 1, 1'000'000));
   if (config.token_file().empty() || !config.tls_ca_file().empty() ||
       config.cache_address().empty() || IsLoopback(config.cache_address())) {

@@ -59,6 +59,7 @@ absl::Status Serve(const v1::WorkerConfig& config, const CommunicatorFactory& co
                             .metrics_address = config.metrics_address(),
                             .drain = absl::Milliseconds(config.drain_ms()),
                             .max_connections = config.max_connections(),
+                            .max_connections_per_peer = config.max_connections_per_peer(),
                             .max_calls_per_connection = config.max_calls_per_connection(),
                             .security = security.get()},
                            services, registry));

@@ -28,6 +28,18 @@ const prometheus::Histogram::BucketBoundaries& StepBuckets() {
   return *buckets;
 }
 
+prometheus::Histogram& AgeHistogram(prometheus::Registry& registry) {
+  prometheus::Histogram::BucketBoundaries boundaries;
+  for (int bucket = 0; bucket + 1 < EvictionAges::kBuckets; ++bucket) {
+    boundaries.push_back(static_cast<double>(int64_t{1} << bucket));
+  }
+  return prometheus::BuildHistogram()
+      .Name("heavywater_eviction_age_tokens")
+      .Help("Tokens seen since a position when it lost its slot, by layer and set")
+      .Register(registry)
+      .Add({}, boundaries);
+}
+
 std::array<prometheus::Counter*, kNumStepPhases> PhaseCounters(prometheus::Registry& registry) {
   auto& family = prometheus::BuildCounter()
                      .Name("heavywater_step_phase_seconds_total")
@@ -68,6 +80,7 @@ WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
       plans_(Counter(*registry_, "heavywater_plans_total", "Plans in decode")),
       evictions_(Counter(*registry_, "heavywater_evicted_positions_total",
                          "Positions that lost their slot, less those that came back")),
+      eviction_ages_(AgeHistogram(*registry_)),
       recall_reads_(Counter(*registry_, "heavywater_recall_reads_total",
                             "Demoted positions that queries read in place, by KV head and layer")),
       promoted_(Counter(*registry_, "heavywater_promoted_total",
@@ -110,6 +123,16 @@ void WorkerMetrics::Update(const RankCache& cache, bool now) {
   }
   device_limit_.Set(static_cast<double>(cache.memory().limit_bytes()));
   UpdateTokens(cache);
+  UpdateAges(cache.eviction_ages());
+}
+
+void WorkerMetrics::UpdateAges(const EvictionAges& ages) {
+  std::vector<double> more(EvictionAges::kBuckets);
+  for (int bucket = 0; bucket < EvictionAges::kBuckets; ++bucket) {
+    more[bucket] = static_cast<double>(ages.counts()[bucket] - counted_ages_.counts()[bucket]);
+  }
+  eviction_ages_.ObserveMultiple(more, static_cast<double>(ages.sum() - counted_ages_.sum()));
+  counted_ages_ = ages;
 }
 
 void WorkerMetrics::UpdatePhases() {

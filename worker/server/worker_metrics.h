@@ -47,6 +47,7 @@ class WorkerMetrics {
   };
   void UpdateTokens(const RankCache& cache);
   void UpdatePhases();
+  void UpdateAges(const EvictionAges& ages);
 
   const std::shared_ptr<prometheus::Registry> registry_;
   prometheus::Counter& tokens_;
@@ -61,6 +62,8 @@ class WorkerMetrics {
   prometheus::Gauge& host_bytes_;
   prometheus::Counter& plans_;
   prometheus::Counter& evictions_;
+  prometheus::Histogram& eviction_ages_;
+  EvictionAges counted_ages_;  // that it has
   prometheus::Counter& recall_reads_;
   prometheus::Counter& promoted_;
   prometheus::Gauge& mass_missing_;

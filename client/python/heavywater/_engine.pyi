@@ -1,4 +1,5 @@
 # The compiled module (worker/python); heavywater.engine documents it.
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -73,6 +74,21 @@ class LocalDevice:
     @property
     def host_bytes(self) -> int: ...
 
+class EngineGroup:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        put: Callable[[str, bytes], None],
+        wait: Callable[[str, float], bytes],
+        listen_address: str,
+        timeout_s: float,
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
 class LocalEngine:
     def __init__(
         self,
@@ -86,6 +102,7 @@ class LocalEngine:
         attention_scale: float,
         max_step_tokens: int,
         device_memory_bytes: int,
+        group: EngineGroup | None,
     ) -> None: ...
     def open(
         self,
@@ -96,6 +113,8 @@ class LocalEngine:
         prompt_in_steps: bool,
         drop_when_host_full: bool,
     ) -> None: ...
+    def fork(self, sequence: int, source_engine: LocalEngine, source: int) -> None: ...
+    def truncate(self, sequence: int, tokens: int) -> None: ...
     def close(self, sequence: int, /) -> None: ...
     def begin(self, items: list[tuple[int, Phase, int, int]]) -> None: ...
     def attend(self, layer: int, queries: Any, keys: Any, values: Any, out: Any) -> None: ...

@@ -34,15 +34,19 @@ class BlobClient:
             assert blobs.get("my model", [b"key"]) == [b"value"]
     """
 
-    def __init__(self, address: str, *, timeout_s: float = 30.0, security: Security | None = None) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float = 30.0, security: Security | None = None, tenant: str = ""
+    ) -> None:
         """`address`: the cache service's host:port; its configuration must give it `blob_bytes`.
 
+        `tenant`: whose quota bounds what is stored.
         `security`: TLS and the token, whose role must be worker; None: Security.from_environment().
         """
         security = Security.from_environment() if security is None else security
         self._channel = security.channel(address, CHANNEL_OPTIONS)
         self._stub = blob_pb2_grpc.BlobServiceStub(self._channel)
         self._timeout_s = timeout_s
+        self._tenant = tenant
 
     def disconnect(self) -> None:
         """Closes the connection; running calls are cancelled."""
@@ -66,7 +70,9 @@ class BlobClient:
         stored = self.has(space, keys)
         missing = [index for index, present in enumerate(stored) if not present]
         for batch in _batches(missing):
-            requests = itertools.chain.from_iterable(_put_requests(space, keys[i], values[i]) for i in batch)
+            requests = itertools.chain.from_iterable(
+                _put_requests(space, keys[i], values[i], self._tenant) for i in batch
+            )
             with translated():
                 response = self._stub.Put(requests, timeout=self._timeout_s)
             for index, is_stored in zip(batch, response.stored, strict=True):
@@ -143,12 +149,13 @@ def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         yield items[first : first + MAX_KEYS]
 
 
-def _put_requests(space: str, key: bytes, parts: Parts) -> Iterator[blob_pb2.PutBlobsRequest]:
+def _put_requests(space: str, key: bytes, parts: Parts, tenant: str) -> Iterator[blob_pb2.PutBlobsRequest]:
     total_bytes = sum(part.nbytes for part in parts)
     for index, data in enumerate(_cut(parts) if total_bytes else [b""]):
         request = blob_pb2.PutBlobsRequest(data=data, crc32c=crc32c(data))
         if index == 0:
             request.space, request.key, request.total_bytes = space, key, total_bytes
+            request.tenant = tenant
         yield request
 
 

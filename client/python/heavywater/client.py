@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from heavywater.admin import AdminCalls
 from heavywater.errors import translated
 from heavywater.generation import Generation
 from heavywater.generation_request import Prompt, generation_request
@@ -45,7 +46,7 @@ CHANNEL_OPTIONS = (
 )
 
 
-class Client:
+class Client(AdminCalls):
     """Talks to rank 0 of a worker group (`worker`) and to the cache service (`cache`), host:port each.
 
     Either may be left out when its calls are not used. Every call raises

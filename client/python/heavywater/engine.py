@@ -20,13 +20,14 @@ are refused with TypeError and not converted in silence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from heavywater._engine import EngineGroup as _EngineGroup
 from heavywater._engine import LocalDevice as _LocalDevice
 from heavywater._engine import LocalEngine as _LocalEngine
 from heavywater._engine import Phase, PolicyOptions, RecallOptions, SequenceStats, preset
@@ -35,6 +36,7 @@ from heavywater.attention_types import AttentionShape
 __all__ = [
     "AttentionEngine",
     "AttentionShape",
+    "EngineGroup",
     "EngineItem",
     "KeptSet",
     "LocalDevice",
@@ -84,8 +86,36 @@ class LocalDevice:
         return self._device.host_bytes
 
 
+class EngineGroup:
+    """The ranks of a tensor-parallel model, this process being one of them: their engines reduce scores over TCP."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        put: Callable[[str, bytes], None],
+        wait: Callable[[str, float], bytes],
+        listen_address: str = "127.0.0.1",
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Returns when all ranks have connected. `put(key, value)` and `wait(key, seconds)`: a store that all ranks
+        see. `listen_address`: where the others reach this rank. `timeout_s`: of every collective, too.
+        DEADLINE_EXCEEDED or UNAVAILABLE names what was missing."""
+        self._group = _EngineGroup(rank, size, put, wait, listen_address, timeout_s)
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+
 class AttentionEngine:
-    """One rank with all heads of a model. Sequences of all engines of a device have different ids, above 0."""
+    """One rank, with its heads of a model: all of them where `group` is None. The ranks of a group make the same calls
+    in the same order. Sequences of all engines of a device have different ids, above 0."""
 
     def __init__(
         self,
@@ -96,9 +126,11 @@ class AttentionEngine:
         page_tokens: int = 256,
         max_step_tokens: int = 512,
         device_memory_bytes: int = 0,
+        group: EngineGroup | None = None,
     ) -> None:
-        """`attention_scale` of the logits, 0: 1 / sqrt(head_dim). `max_step_tokens`: rows of a step, but for a prompt
-        that is alone. `device_memory_bytes`: a limit that sequences are admitted under, 0: none."""
+        """`shape` has this rank's heads, the others as many each. `attention_scale` of the logits, 0: 1 /
+        sqrt(head_dim). `max_step_tokens`: rows of a step, but for a prompt that is alone. `device_memory_bytes`: a
+        limit that sequences are admitted under, 0: none."""
         self.shape = shape
         self._engine = _LocalEngine(
             device._device,
@@ -111,6 +143,7 @@ class AttentionEngine:
             attention_scale=attention_scale,
             max_step_tokens=max_step_tokens,
             device_memory_bytes=device_memory_bytes,
+            group=None if group is None else group._group,
         )
 
     def open(
@@ -127,6 +160,15 @@ class AttentionEngine:
         several steps, PROMPT and at last PROMPT_LAST, and all layers stay whole until then. RESOURCE_EXHAUSTED names
         need and limit."""
         self._engine.open(sequence, policy, prompt_tokens, max_tokens, prompt_in_steps, drop_when_host_full)
+
+    def fork(self, sequence: int, source_engine: AttentionEngine, source: int) -> None:
+        """Opens `sequence` in the state of `source`, a sequence of `source_engine` (of the same device and shape; it
+        may be this engine) whose prompt has ended: both go on from there, bit for bit as one would."""
+        self._engine.fork(sequence, source_engine._engine, source)
+
+    def truncate(self, sequence: int, tokens: int) -> None:
+        """As if only the first `tokens` had come. FAILED_PRECONDITION where the policy forgets: then fork before."""
+        self._engine.truncate(sequence, tokens)
 
     def close(self, sequence: int) -> None:
         """Frees what the sequence holds, its pages in host memory included."""

@@ -1,13 +1,17 @@
 #include "cache_service/runtime/server_runtime.h"
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <thread>
 
+#include "absl/strings/numbers.h"
 #include "cache_service/runtime/connection_acceptor.h"
 #include "cache_service/runtime/health_client.h"
 #include "heavywater/v1/admin.grpc.pb.h"
@@ -174,8 +178,55 @@ TEST_F(ServerRuntimeTest, ClosesConnectionsBeyondTheLimitUntilOthersHaveGone) {
   EXPECT_TRUE(another.Works());
 }
 
+// A connection from 127.0.0.2, without gRPC; whether the server keeps it.
+class RawConnection {
+ public:
+  explicit RawConnection(const std::string& address) {
+    fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in from{.sin_family = AF_INET};
+    inet_pton(AF_INET, "127.0.0.2", &from.sin_addr);
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&from), sizeof(from)), 0);
+    sockaddr_in to{.sin_family = AF_INET};
+    int port = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
+    to.sin_port = htons(static_cast<uint16_t>(port));
+    inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+  }
+  ~RawConnection() { close(fd_); }
+  // gRPC sends its settings at once.
+  bool IsKept() {
+    char byte = 0;
+    return recv(fd_, &byte, 1, 0) == 1;
+  }
+
+ private:
+  int fd_;
+};
+
+TEST_F(ServerRuntimeTest, OnePeerTakesNoMoreThanItsShareAndOthersGetTheirs) {
+  options_.max_connections_per_peer = 2;
+  const auto runtime = ServerRuntime::Start(options_, {}, metrics_);
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  std::vector<std::unique_ptr<RawConnection>> greedy;
+  for (int i = 0; i < 2; ++i) {
+    greedy.push_back(std::make_unique<RawConnection>((*runtime)->address()));
+    EXPECT_TRUE(greedy.back()->IsKept()) << i;
+  }
+  EXPECT_FALSE(RawConnection((*runtime)->address()).IsKept());
+  EXPECT_TRUE(OneConnection((*runtime)->address()).Works()) << "from another address";
+  greedy.pop_back();
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  bool kept = false;
+  while (!kept && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(50));
+    kept = RawConnection((*runtime)->address()).IsKept();
+  }
+  EXPECT_TRUE(kept);
+}
+
 TEST_F(ServerRuntimeTest, RefusesAHostThatIsNone) {
-  const auto none = ConnectionAcceptor::Listen("no such host:1", 1, *metrics_);
+  const auto none = ConnectionAcceptor::Listen("no such host:1", {.all = 1}, *metrics_);
   EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(none.status().message()), HasSubstr("no such host"));
 }

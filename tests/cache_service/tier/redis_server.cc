@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "cache_service/tier/redis_connection.h"
 
 namespace heavywater {
 namespace {
@@ -32,17 +31,34 @@ int FreePort() {
   return port;
 }
 
-bool Answers(int port) {
-  auto connection = RedisConnection::Connect("127.0.0.1", port, absl::Seconds(1));
+bool Answers(const RedisEndpoint& caller) {
+  auto connection = RedisConnection::Connect(caller);
   return connection.ok() && (*connection)->Send({"PING"}).ok() && (*connection)->Receive().ok();
 }
 
-[[noreturn]] void Execute(int port, const std::string& folder) {
+[[noreturn]] void Execute(int port, bool tls, const std::string& folder,
+                          const std::vector<std::string>& more) {
   const int null = open("/dev/null", O_RDWR);
   dup2(null, STDOUT_FILENO);
   const std::string number = std::to_string(port);
-  execlp("redis-server", "redis-server", "--port", number.c_str(), "--bind", "127.0.0.1", "--save",
-         "", "--appendonly", "no", "--dir", folder.c_str(), nullptr);
+  std::vector<std::string> arguments = {"redis-server",
+                                        "--port",
+                                        tls ? "0" : number,
+                                        "--tls-port",
+                                        tls ? number : "0",
+                                        "--bind",
+                                        "127.0.0.1",
+                                        "--save",
+                                        "",
+                                        "--appendonly",
+                                        "no",
+                                        "--dir",
+                                        folder};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  execvp(pointers[0], pointers.data());
   _exit(127);
 }
 
@@ -52,13 +68,21 @@ RedisServer::RedisServer(pid_t pid, int port, std::string folder)
     : pid_(pid), port_(port), folder_(std::move(folder)) {}
 
 std::unique_ptr<RedisServer> RedisServer::Start(std::string* reason, int port) {
+  return Start(reason, {}, {}, port);
+}
+
+std::unique_ptr<RedisServer> RedisServer::Start(std::string* reason,
+                                                const std::vector<std::string>& arguments,
+                                                RedisEndpoint caller, int port) {
   if (port == 0) port = FreePort();
+  caller.host = "127.0.0.1";
+  caller.port = port;
   const std::string folder = (std::filesystem::temp_directory_path() /
                               absl::StrCat("heavywater-redis-", getpid(), "-", port))
                                  .string();
   std::filesystem::create_directories(folder);
   const pid_t pid = fork();
-  if (pid == 0) Execute(port, folder);
+  if (pid == 0) Execute(port, !caller.tls.ca_file.empty(), folder, arguments);
   std::unique_ptr<RedisServer> server(new RedisServer(pid, port, folder));
   for (int tries = 0; tries < 200; ++tries) {
     int status = 0;
@@ -68,7 +92,7 @@ std::unique_ptr<RedisServer> RedisServer::Start(std::string* reason, int port) {
       *reason = missing ? "redis-server is not installed" : "redis-server did not start";
       return nullptr;
     }
-    if (Answers(port)) return server;
+    if (Answers(caller)) return server;
     usleep(50'000);
   }
   *reason = absl::StrCat("redis-server does not answer on port ", port);

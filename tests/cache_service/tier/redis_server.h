@@ -5,6 +5,9 @@
 
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "cache_service/tier/redis_connection.h"
 
 namespace heavywater {
 
@@ -13,6 +16,11 @@ class RedisServer {
   // Null, with `reason`, where there is no redis-server or it does not start. `port` 0
   // picks a free one.
   static std::unique_ptr<RedisServer> Start(std::string* reason, int port = 0);
+  // With arguments of its own beside the defaults ("--requirepass", ...), to which `caller`
+  // is who is let in: its host and port are set here. TLS where `caller` has it.
+  static std::unique_ptr<RedisServer> Start(std::string* reason,
+                                            const std::vector<std::string>& arguments,
+                                            RedisEndpoint caller, int port = 0);
   ~RedisServer();
 
   void Kill();   // kill -9

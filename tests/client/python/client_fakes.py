@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
+from admin_fakes import FakeAdmin
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from heavywater.crc32c import crc32c
 from heavywater.v1 import (
@@ -171,16 +172,14 @@ def make_sets(layers: list[int], seen: int = 20) -> list[sequence_pb2.SequenceSe
 class FakeCache(
     sequence_pb2_grpc.SequenceServiceServicer,
     page_store_pb2_grpc.PageStoreServiceServicer,
-    admin_pb2_grpc.AdminServiceServicer,
+    FakeAdmin,
 ):
     """Knows every sequence; fails its first `unavailable` calls."""
 
-    unavailable: int = 0
     calls: int = 0
     corrupt: bool = False
     closed: list[int] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
-    version: str = "9.9.9"
     num_tokens: int = 20
     suspended: dict[int, int] = field(default_factory=dict)  # for how many ms
     truncated: dict[int, int] = field(default_factory=dict)  # to how many tokens

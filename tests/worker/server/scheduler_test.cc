@@ -98,6 +98,9 @@ TEST_F(SchedulerTest, MetricsCountTokensPlansAndEvictionsOfEveryRank) {
     // 11 plans; 32 positions seen, 12 slots.
     EXPECT_THAT(group.Metrics(rank), HasSubstr("heavywater_plans_total 11\n"));
     EXPECT_THAT(group.Metrics(rank), HasSubstr("heavywater_evicted_positions_total 20\n"));
+    // One goes at each plan, of each layer; the prompt's were in no slot.
+    EXPECT_THAT(group.Metrics(rank), HasSubstr(absl::StrCat("heavywater_eviction_age_tokens_count ",
+                                                            11 * kTinyLayers, "\n")));
   }
 }
 

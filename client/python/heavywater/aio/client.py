@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from heavywater.aio.admin import AdminCalls
 from heavywater.aio.generation import Generation
 from heavywater.client import CHANNEL_OPTIONS, fork_request, wanted
 from heavywater.errors import HeavywaterError, translated
@@ -35,7 +36,7 @@ from heavywater.v1 import (
 Result = TypeVar("Result")
 
 
-class Client:
+class Client(AdminCalls):
     """heavywater.Client for asyncio: the same addresses, arguments, errors and repeats.
 
     Belongs to the event loop that runs when it is made; tasks of that loop may share it.

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from heavywater.cli.admin import admin_app
 from heavywater.cli.chat import chat
 from heavywater.cli.diff import diff
 from heavywater.cli.doctor import doctor
@@ -46,6 +47,7 @@ app.command()(replay)
 app.command("soak")(soak_command)
 app.command("plan-memory")(plan_memory_command)
 app.add_typer(eval_app, name="eval")
+app.add_typer(admin_app, name="admin")
 
 
 def _print_version(value: bool) -> None:

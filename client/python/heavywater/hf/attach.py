@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ import torch
 from heavywater.engine import DEFAULT_HOST_MEMORY_BYTES, LocalDevice
 from heavywater.hf.attention import NAME, register
 from heavywater.hf.cache import HeavywaterCache
-from heavywater.hf.models import UnsupportedModelError, check_supported, context_limit
+from heavywater.hf.models import UnsupportedModelError, check_supported, context_limit, kv_heads
 from heavywater.hf.policy import policy_options
 from heavywater.hf.rows import RowsOptions
+from heavywater.hf.sequence import RowOptions
+from heavywater.hf.tensor_parallel import group_of
 
 _MOST_THREADS = 256  # that a LocalDevice takes
 
@@ -28,6 +31,7 @@ def attach(
     kv_dtype: str | None = None,
     max_step_tokens: int = 2048,
     page_tokens: int = 256,
+    crop_tokens: int | None = None,
     **options: Any,
 ) -> HeavywaterCache:
     """Lets `model` attend through a cache of fixed size, and makes such a cache.
@@ -37,7 +41,8 @@ def attach(
     `max_tokens`: of a row, all turns together; None: the model's context. `host_memory_bytes` for tokens that have left
     the device; None: 4 GiB with recall, else none. `device_memory_bytes`: a limit for each row, 0: none. `num_threads`:
     of attention, None: torch's. `kv_dtype`: "fp32", "bf16" or "fp16", None: as the model's. `max_step_tokens`: the most
-    tokens of a later turn.
+    tokens of a later turn. `crop_tokens`: the last so many can be taken back by `crop`, exactly, for up to three copies
+    of the bounded cache and Q, K and V of twice as many tokens; policy "full" takes any tokens back without.
 
     The model works as before without such a cache. UnsupportedModelError names a model that cannot be served.
     """
@@ -53,16 +58,19 @@ def attach(
             f"max_tokens is {max_tokens}, want at most {limit}, the model's sliding_window: beyond it the model "
             "forgets, which the cache does not do"
         )
+    if crop_tokens is not None and crop_tokens < 0:
+        raise ValueError(f"crop_tokens is {crop_tokens}, want 0 (the last step's) or more, or None")
     threads = num_threads or min(torch.get_num_threads(), _MOST_THREADS)
     device = LocalDevice(num_threads=threads, host_memory_bytes=host_memory_bytes)
     rows = RowsOptions(
-        policy=chosen,
+        row=RowOptions(policy=chosen, max_tokens=max_tokens or limit, crop_tokens=crop_tokens),
         num_layers=config.num_hidden_layers,
-        max_tokens=max_tokens or limit,
+        num_kv_heads=kv_heads(config),
         max_step_tokens=max_step_tokens,
         page_tokens=page_tokens,
         device_memory_bytes=device_memory_bytes,
         kv_dtype=kv_dtype,
+        group=group_of(model),
     )
     return HeavywaterCache(device, rows)
 
@@ -100,10 +108,23 @@ def announce_prompt(inputs: Any, kwargs: dict[str, Any]) -> None:
     if not isinstance(cache, HeavywaterCache):
         return
     cache.check_usable()
-    config = kwargs.get("generation_config")
-    if (kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1) > 1:
-        raise NotImplementedError("beam search reorders the cache, which a HeavywaterCache cannot; want num_beams=1")
     for prompt in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
         if prompt is not None:
             cache.expect_prompt(prompt.shape[1])
-            return
+            break
+    if _is_assisted(kwargs) and not cache.keeps_all:
+        raise NotImplementedError(
+            "assisted decoding brings its first candidates within the prompt, which a policy that forgets would "
+            'compress with them; want policy="full"'
+        )
+
+
+def _is_assisted(kwargs: dict[str, Any]) -> bool:
+    config = kwargs.get("generation_config")
+    lookup = kwargs.get("prompt_lookup_num_tokens") or getattr(config, "prompt_lookup_num_tokens", None)
+    return kwargs.get("assistant_model") is not None or lookup is not None
+
+
+def cache_argument(model_class: Any) -> str:
+    """What this version of Transformers calls a model's cache."""
+    return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"

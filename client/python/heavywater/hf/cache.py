@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from heavywater.engine import KeptSet, LocalDevice
@@ -33,8 +36,7 @@ class CacheStats:
 class HeavywaterCache(Cache):  # type: ignore[misc]
     """A cache of fixed size on the device. Made by `attach`; one batch at a time, `reset()` begins another.
 
-    `get_seq_length` counts tokens seen (padding included), `get_mask_sizes` residents. Beams and cropping are refused:
-    what a policy has forgotten cannot be brought back by either.
+    `get_seq_length` counts tokens seen (padding included), `get_mask_sizes` residents.
     """
 
     def __init__(self, device: LocalDevice, options: RowsOptions) -> None:
@@ -103,30 +105,62 @@ class HeavywaterCache(Cache):  # type: ignore[misc]
             layer.pending = False
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Nothing for 0, `reset()` for all tokens, else NotImplementedError."""
-        if tokens_to_remove == 0:
+        """As if the last -`tokens_to_remove` columns had never come: exactly, since the state from before is gone back
+        to. All of them: as `reset()`. Policy "full" takes any back; others those that `crop_tokens` of attach() says,
+        or once past recording is active those of the last step; NotImplementedError for more."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): want a negative number, of the tokens to remove, or 0")
+        self.check_usable()
+        columns = -tokens_to_remove
+        if columns == 0:
             return
-        if abs(tokens_to_remove) != self.get_seq_length():
-            raise NotImplementedError(
-                f"crop({tokens_to_remove}) of a HeavywaterCache: evicted tokens cannot be brought back; want 0 or all "
-                "of the tokens (assisted decoding needs crop and is not served)"
-            )
-        self.reset()
+        if columns >= self.get_seq_length():
+            self.reset()
+            return
+        with self._failing():
+            self._rows.crop(columns)
+        for layer in self.layers:
+            layer.columns -= columns
+
+    def activate_past_recording(self) -> None:
+        """From now on the last step can be taken back, as assisted decoding wants it."""
+        self._rows.record_past()
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the policy forgets nothing."""
+        return self._rows.options.row.policy.policy == "full"
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """NotImplementedError but for beams that stay in their order."""
-        if beam_idx.tolist() != list(range(len(self._rows.rows))):
-            raise NotImplementedError(
-                "beam search reorders the cache, which a HeavywaterCache cannot; want num_beams=1"
-            )
+        """Row i goes on from where row beam_idx[i] is: beams that split are copied."""
+        self._select(beam_idx.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """NotImplementedError."""
-        raise NotImplementedError("batch_repeat_interleave of a HeavywaterCache; repeat the inputs instead")
+        """Each row `repeats` times, side by side."""
+        if repeats < 1:
+            raise ValueError(f"repeats is {repeats}, want 1 or more")
+        self._select([row for row in range(len(self._rows.rows)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: Any) -> None:
-        """NotImplementedError."""
-        raise NotImplementedError("batch_select_indices of a HeavywaterCache; select the inputs instead")
+        """Keeps the rows of `indices` (numbers, or a mask) in their order."""
+        chosen = torch.as_tensor(indices)
+        self._select((torch.nonzero(chosen).flatten() if chosen.dtype == torch.bool else chosen).tolist())
+
+    def _select(self, indices: list[int]) -> None:
+        self.check_usable()
+        with self._failing():
+            self._rows.select(indices)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error that is no refusal leaves rows that do not belong together."""
+        try:
+            yield
+        except (NotImplementedError, IndexError):
+            raise
+        except BaseException as error:
+            self.fail(f"{type(error).__name__}: {error}")
+            raise
 
 
 class HeavywaterLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -134,6 +168,11 @@ class HeavywaterLayer(CacheLayerMixin):  # type: ignore[misc]
 
     is_sliding = False
     supports_early_init = False
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether the last step can be taken back."""
+        return self.cache.rows.croppable
 
     def __init__(self, cache: HeavywaterCache, layer: int) -> None:
         super().__init__()
@@ -184,4 +223,4 @@ class HeavywaterLayer(CacheLayerMixin):  # type: ignore[misc]
         return residents + query_length, self.columns - residents
 
     def get_max_length(self) -> int:
-        return self.cache.rows.options.max_tokens
+        return self.cache.rows.options.row.max_tokens

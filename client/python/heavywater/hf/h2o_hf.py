@@ -10,7 +10,6 @@ ratios of the prompt. K and V of evicted tokens are freed, not masked.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, ClassVar
 
 from transformers import (
@@ -23,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from heavywater.hf.attach import announce_prompt, attach
+from heavywater.hf.attach import announce_prompt, attach, cache_argument
 from heavywater.hf.cache import HeavywaterCache
 
 __all__ = [
@@ -35,11 +34,6 @@ __all__ = [
     "H2OQwen2ForCausalLM",
     "H2OQwen3ForCausalLM",
 ]
-
-
-def _cache_argument(model_class: Any) -> str:
-    """What this version of Transformers calls a model's cache."""
-    return "cache" if "cache" in inspect.signature(model_class.forward).parameters else "past_key_values"
 
 
 class _H2OMixin:
@@ -62,7 +56,7 @@ class _H2OMixin:
         given = kwargs.get("past_key_values") is not None or kwargs.get("cache") is not None
         if not given and kwargs.get("use_cache", True):
             self.last_cache = attach(self, **self._h2o_options)
-            kwargs[_cache_argument(type(self))] = self.last_cache
+            kwargs[cache_argument(type(self))] = self.last_cache
         announce_prompt(inputs, kwargs)
         return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
 

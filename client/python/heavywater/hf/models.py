@@ -27,6 +27,11 @@ def check_supported(model: Any) -> None:
         )
 
 
+def kv_heads(config: Any) -> int:
+    """KV heads of a layer."""
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
 def context_limit(config: Any) -> int:
     """Tokens for which the model's attention is exact: its trained positions, and within a sliding window if it has one
     (beyond it the model itself would forget, which the cache does not do)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from heavywater.engine import AttentionEngine, AttentionShape, LocalDevice, PolicyOptions
-from heavywater.hf.sequence import RowSequence
+from heavywater.engine import AttentionEngine, AttentionShape, EngineGroup, LocalDevice
+from heavywater.hf.sequence import RowOptions, RowSequence
 
 _KV_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -18,13 +19,14 @@ _KV_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp1
 class RowsOptions:
     """What all rows of a cache have in common."""
 
-    policy: PolicyOptions
+    row: RowOptions
     num_layers: int
-    max_tokens: int
+    num_kv_heads: int  # of the model
     max_step_tokens: int
     page_tokens: int
     device_memory_bytes: int  # of each row; 0: no limit
     kv_dtype: str | None  # None: as K comes
+    group: EngineGroup | None = None  # of a model that is split over processes
 
 
 class BatchRows:
@@ -38,6 +40,10 @@ class BatchRows:
         self.prompt_columns: int | None = None  # announced; None: the first step has them all
         self._next_layer = 0
         self._ids = itertools.count(1)
+        self._shape: AttentionShape | None = None
+        self._scale = 0.0
+        self._idle: list[AttentionEngine] = []  # of rows that have gone
+        self._records_past = False
 
     def attend(self, layer: int, queries: Any, keys: Any, values: Any, padding: Any, scale: float) -> Any:
         """One layer of a step.
@@ -64,13 +70,63 @@ class BatchRows:
         rows, self.rows = self.rows, []
         self.columns = self._next_layer = 0
         self.prompt_columns = None
+        self._idle = []
         for sequence in rows:
             sequence.close()
+
+    def select(self, indices: Sequence[int]) -> None:
+        """Row i becomes what row `indices`[i] is; a row that is there several times goes on from there in each. Between
+        steps. IndexError, NotImplementedError (before anything changes)."""
+        self._check_between_steps("rows are selected")
+        if not self.rows:
+            return
+        bad = [index for index in indices if not 0 <= index < len(self.rows)]
+        if bad:
+            raise IndexError(f"row {bad[0]} is selected, want 0 to {len(self.rows) - 1}")
+        if any(row.taken > 0 and not row.prompt_done for row in self.rows):
+            raise NotImplementedError("rows of a HeavywaterCache cannot be selected before all of a prompt has come")
+        for index, row in enumerate(self.rows):
+            if index not in indices:
+                row.close()
+                self._idle.append(row.engine)
+        moved: set[int] = set()
+        selected = []
+        for index in indices:
+            row = self.rows[index]
+            selected.append(row.copy(self._engine()) if index in moved else row)
+            moved.add(index)
+        self.rows = selected
+
+    def crop(self, columns: int) -> None:
+        """As if the last `columns` had never come; fewer than there are. Between steps. NotImplementedError, before
+        anything changes."""
+        self._check_between_steps("columns are taken back")
+        for row in self.rows:
+            row.check_crop(columns)
+        for row in self.rows:
+            row.crop(columns)
+        self.columns -= columns
+
+    def record_past(self) -> None:
+        """From now on the last step can be taken back."""
+        self._records_past = True
+        for row in self.rows:
+            row.record_past()
+
+    @property
+    def croppable(self) -> bool:
+        """Whether the last step can be taken back."""
+        options = self.options.row
+        return options.policy.policy == "full" or options.crop_tokens is not None or self._records_past
 
     @property
     def in_step(self) -> bool:
         """Whether some layers of a step have been attended and some not."""
         return self._next_layer > 0
+
+    def _check_between_steps(self, what: str) -> None:
+        if self.in_step:
+            raise RuntimeError(f"{what} in the middle of a forward pass, want it to end first")
 
     def _begin(self, queries: Any, keys: Any, padding: Any, scale: float) -> None:
         batch, _, tokens, _ = queries.shape
@@ -116,20 +172,36 @@ class BatchRows:
             raise TypeError(f"K is {keys.dtype}, want one of: {', '.join(map(str, _KV_DTYPES))}")
         if queries.device.type != "cpu":
             raise ValueError(f"the model is on {queries.device}, want cpu: the in-process library runs there")
-        shape = AttentionShape(
+        ranks = self.options.group.size if self.options.group is not None else 1
+        if keys.shape[1] * ranks != self.options.num_kv_heads:
+            raise ValueError(
+                f"K has {keys.shape[1]} heads on each of {ranks} ranks, want {self.options.num_kv_heads} together: the "
+                "model's tp_plan must split its attention by heads"
+            )
+        self._shape = AttentionShape(
             num_layers=self.options.num_layers,
             num_query_heads=queries.shape[1],
             num_kv_heads=keys.shape[1],
             head_dim=queries.shape[3],
             dtype=self.options.kv_dtype or _KV_DTYPES[keys.dtype],
         )
+        self._scale = scale
         for _ in range(queries.shape[0]):
-            engine = AttentionEngine(
-                self.device,
-                shape,
-                attention_scale=scale,
-                page_tokens=self.options.page_tokens,
-                max_step_tokens=self.options.max_step_tokens,
-                device_memory_bytes=self.options.device_memory_bytes,
-            )
-            self.rows.append(RowSequence(next(self._ids), engine, self.options.policy, self.options.max_tokens))
+            row = RowSequence(self._ids, self._engine(), self.options.row)
+            if self._records_past:
+                row.record_past()
+            self.rows.append(row)
+
+    def _engine(self) -> AttentionEngine:
+        if self._idle:
+            return self._idle.pop()
+        assert self._shape is not None
+        return AttentionEngine(
+            self.device,
+            self._shape,
+            attention_scale=self._scale,
+            page_tokens=self.options.page_tokens,
+            max_step_tokens=self.options.max_step_tokens,
+            device_memory_bytes=self.options.device_memory_bytes,
+            group=self.options.group,
+        )
