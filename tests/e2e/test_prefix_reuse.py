@@ -213,13 +213,12 @@ def test_a_rank_that_dies_and_a_cache_service_that_restarts_leave_shared_pages_w
 
 def test_pages_on_disk_come_up_for_a_prompt_that_begins_with_them(folder: Path, long_prompt: list[int]) -> None:
     # Room in host memory for one prompt and a half.
-    cache = {"host_bytes": 80 << 20, "disk_path": folder / "disk", "disk_bytes": 1 << 30}
+    disk = {"disk_path": folder / "disk", "disk_bytes": 1 << 30}
+    cache = {"host_bytes": 28 << 20, "sequence_lease_ms": 600_000, **disk}
     prompt, other = long_prompt[:705], long_prompt[500:1205]
     with cluster(folder, 1, cache=cache, worker={**WORKER, "reserve_ahead_tokens": 64}) as group:
         first = Asked(group, prompt, RECALL)
         wait_finished(group, first)
-        with _cache(group) as client:
-            client.suspend(first.sequence)
         away = Asked(group, other, RECALL)
         wait_finished(group, away)
         assert away.reused == 0
