@@ -7,6 +7,8 @@ proto, base, tier  <- cache_service/registry <- cache_service/server
 proto, base        <- client, worker/model, worker/server
 base               <- cache_service/security <- client, cache_service/runtime, worker/server
 proto, base        <- cache_service/runtime <- cache_service/server, worker/server
+security           <- cache_service/etcd <- cache_service/cluster
+registry, runtime  <- cache_service/cluster <- cache_service/server
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ BASE = "cache_service/base"
 TIER = "cache_service/tier"
 RUNTIME = "cache_service/runtime"
 SECURITY = "cache_service/security"
+ETCD = "cache_service/etcd"
+CLUSTER = "cache_service/cluster"
 RANK_PARTS = ("worker/policy", "worker/cache", "worker/backend", "worker/comm")
 ALLOWED: dict[str, set[str]] = {
     BASE: set(),
@@ -45,9 +49,11 @@ ALLOWED: dict[str, set[str]] = {
         *("worker/rank", "worker/model", "worker/replay", "client/cpp"),
     },
     SECURITY: {BASE},
+    ETCD: {BASE, SECURITY},
     RUNTIME: {BASE, SECURITY, "proto"},
     "cache_service/registry": {BASE, TIER, "proto"},
-    "cache_service/server": {BASE, TIER, RUNTIME, "proto", "cache_service/registry"},
+    CLUSTER: {BASE, ETCD, SECURITY, TIER, RUNTIME, "proto", "cache_service/registry"},
+    "cache_service/server": {BASE, TIER, RUNTIME, CLUSTER, "proto", "cache_service/registry"},
     "client/cpp": {BASE, SECURITY, "proto"},
 }
 

@@ -239,6 +239,18 @@ void GroupRegistry::FailWaiting(const absl::Status& status) {
   RunAll(deferred);
 }
 
+std::vector<v1::GroupRecord> GroupRegistry::Records() const {
+  MutexLock lock(&mutex_);
+  std::vector<v1::GroupRecord> records;
+  for (const auto& [name, group] : groups_) {
+    v1::GroupRecord& record = records.emplace_back();
+    record.set_name(name);
+    record.set_epoch(group.epoch());
+    record.set_size(group.size());
+  }
+  return records;
+}
+
 int64_t GroupRegistry::num_groups() const {
   MutexLock lock(&mutex_);
   return static_cast<int64_t>(groups_.size());

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,6 +15,7 @@
 #include "cache_service/registry/group.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/tier/state_store.h"
+#include "heavywater/v1/cache_cluster.pb.h"
 #include "heavywater/v1/group.pb.h"
 
 namespace heavywater {
@@ -65,6 +67,8 @@ class GroupRegistry {
   // Ends all calls that wait, when the server drains.
   void FailWaiting(const absl::Status& status);
 
+  // What other cache services are told.
+  std::vector<v1::GroupRecord> Records() const;
   int64_t num_groups() const;
   int64_t num_ranks() const;
 

@@ -314,6 +314,18 @@ PlanState PlanState::ForkedAs(SequenceId sequence) const {
   return forked;
 }
 
+int64_t PlanState::first_dropped() const {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  const auto look = [&first](const ReportedPlan& plan) {
+    for (const TokenRanges& dropped : plan.dropped) {
+      if (!dropped.empty()) first = std::min(first, dropped.front().begin);
+    }
+  };
+  if (committed_ != nullptr) look(*committed_);
+  for (const auto& [number, plan] : pending_) look(plan);
+  return first;
+}
+
 bool PlanState::all_finished() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.finished; });
 }

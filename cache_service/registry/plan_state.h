@@ -105,6 +105,11 @@ class PlanState {
   // What came after the first `num_tokens` tokens is forgotten; nobody goes on from there
   // yet. `plan`: of the newest state that is left.
   void Truncate(int64_t plan, int64_t num_tokens);
+  // The first position that some rank has reported as given up, of plans not gone back
+  // behind; the largest number: none.
+  int64_t first_dropped() const;
+  // The rank has said that it writes no more.
+  bool is_finished(int rank) const { return ranks_[static_cast<size_t>(rank)].finished; }
   // Positions up to so many tokens may come.
   void Extend(int64_t max_tokens) { layout_.max_tokens = std::max(layout_.max_tokens, max_tokens); }
   // FAILED_PRECONDITION naming both values once ranks have disagreed; no plan is

@@ -9,6 +9,8 @@ namespace heavywater {
 namespace {
 
 constexpr absl::Duration kMinWriteGrace = absl::Seconds(1);
+// Of a sequence that ended before a restart: no report is known to be of its end.
+constexpr int32_t kUnknownIncarnation = -1;
 
 // Whether K is stored rotated is each sequence's own; all else is as in its group.
 absl::Status CompareWithGroup(const v1::Fingerprint& sequence, const std::string& what,
@@ -43,6 +45,9 @@ absl::Status Registry::Restore(const std::vector<SequenceId>& live,
   MutexLock lock(&mutex_);
   // Those first that were ended just now: they may be among the records below.
   CollectEnded();
+  for (const SequenceRegistry::FinishedRank& rank : sequences_.FinishedRanks()) {
+    late_stops_[{rank.id, rank.rank}] = {rank.incarnation, rank.write_end + WriteGrace()};
+  }
   return LoadRetiring(retiring);
 }
 
@@ -50,19 +55,20 @@ absl::Status Registry::Restore(const std::vector<SequenceId>& live,
 absl::Status Registry::LoadRetiring(const std::vector<SequenceId>& retiring) {
   HW_RETURN_IF_ERROR(state_->ForEach(
       StateKey(StateKind::kRetiring),
-      [this](std::string_view key,
-             std::string_view value) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
-        HW_ASSIGN_OR_RETURN(const StateId id, ParseStateKey(key));
-        v1::RetiringState record;
-        if (!record.ParseFromArray(value.data(), static_cast<int>(value.size())) ||
-            record.num_ranks() < 1 || record.num_ranks() > kMaxRanks) {
-          return absl::DataLossError(
-              absl::StrCat("the state of ended sequence ", id.id, " is damaged"));
-        }
-        retiring_[id.id] = {record.group(), record.epoch(), record.num_ranks(),
-                            clock_.Now() + absl::Milliseconds(record.lease_ms()) + WriteGrace()};
-        return absl::OkStatus();
-      }));
+      [this](std::string_view key, std::string_view value)
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> absl::Status {
+            HW_ASSIGN_OR_RETURN(const StateId id, ParseStateKey(key));
+            v1::RetiringState record;
+            if (!record.ParseFromArray(value.data(), static_cast<int>(value.size())) ||
+                record.num_ranks() < 1 || record.num_ranks() > kMaxRanks) {
+              return absl::DataLossError(
+                  absl::StrCat("the state of ended sequence ", id.id, " is damaged"));
+            }
+            retiring_[id.id] = {record.group(), record.epoch(), record.num_ranks(),
+                                clock_.Now() + absl::Milliseconds(record.lease_ms()) + WriteGrace(),
+                                kUnknownIncarnation};
+            return absl::OkStatus();
+          }));
   for (const SequenceId id : retiring) {
     if (retiring_.contains(id)) continue;
     return absl::DataLossError(
@@ -89,8 +95,11 @@ bool Registry::CanRead(const std::string& group, int size) const {
 
 absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
     const v1::ReopenSequenceRequest& request) {
-  HW_ASSIGN_OR_RETURN(const GroupRegistry::Formation formation,
-                      groups_.Find(request.group(), request.epoch()));
+  const absl::StatusOr<GroupRegistry::Formation> found =
+      groups_.Find(request.group(), request.epoch());
+  // A group whose ranks are about to join anew: NOT_FOUND would say that of the sequence.
+  if (absl::IsNotFound(found.status())) return absl::AbortedError(found.status().message());
+  HW_ASSIGN_OR_RETURN(const GroupRegistry::Formation formation, found);
   HW_ASSIGN_OR_RETURN(
       const SequenceRegistry::Owner owner,
       sequences_.FindOwner(request.sequence_id(), Viewer::Tenant(request.tenant())));
@@ -120,9 +129,7 @@ absl::StatusOr<v1::ReportPlanResponse> Registry::ReportPlan(const v1::ReportPlan
   const absl::Status status = sequences_.Report(request, response.mutable_unknown_sequence_ids());
   if (absl::IsInvalidArgument(status)) return status;
   for (const v1::PlanReport& report : request.reports()) {
-    if (!report.finished() || !IsWriterOf(request.group(), report.sequence_id())) continue;
-    if (!sequences_.IsCurrent(report)) continue;
-    store_.StopWriter(report.sequence_id(), request.rank());
+    if (report.finished()) NoteFinished(request, report);
   }
   HW_RETURN_IF_ERROR(status);
   return response;
@@ -134,7 +141,11 @@ absl::Status Registry::AttachDirect(const std::string& group, int rank, Epoch ep
 
 absl::StatusOr<bool> Registry::CheckWriter(SequenceId sequence, int rank, Epoch epoch) const {
   HW_ASSIGN_OR_RETURN(const SequenceRegistry::Owner owner, sequences_.FindOwner(sequence));
-  HW_RETURN_IF_ERROR(groups_.CheckRank(owner.group, rank, epoch));
+  const absl::Status member = groups_.CheckRank(owner.group, rank, epoch);
+  // Its leases have ended, its ranks join anew: NOT_FOUND would say that of the sequence,
+  // whose pages the rank would then give up.
+  if (absl::IsNotFound(member)) return absl::AbortedError(member.message());
+  HW_RETURN_IF_ERROR(member);
   return groups_.IsDirect(owner.group, rank);
 }
 
@@ -151,7 +162,8 @@ absl::StatusOr<bool> Registry::AdmitWriter(SequenceId sequence, int rank, Epoch 
 void Registry::CollectEnded() {
   for (const SequenceRegistry::Ended& ended : sequences_.TakeEnded()) {
     retiring_[ended.id] = {ended.group, ended.epoch, ended.num_ranks,
-                           std::max(ended.lease_end, clock_.Now()) + WriteGrace()};
+                           std::max(ended.write_end, clock_.Now()) + WriteGrace(),
+                           ended.incarnation};
   }
 }
 
@@ -171,13 +183,48 @@ void Registry::StopWriters(const std::string& group, int rank,
   }
 }
 
-// A sequence that has not ended was found to be the group's when its report was
-// taken; of one that has, only its own group may say that nobody writes any more.
-bool Registry::IsWriterOf(const std::string& group, SequenceId sequence) {
+// Of one that has ended only its own group may say that nobody writes any more, not of an
+// earlier incarnation, since its ranks may have gone on, and not a process that joined later
+// than it was opened: the one before may live on.
+bool Registry::IsOfItsEnd(const v1::ReportPlanRequest& request, const v1::PlanReport& report) {
+  const Epoch since = groups_.MemberSince(request.group(), request.rank());
   MutexLock lock(&mutex_);
   CollectEnded();
-  const auto found = retiring_.find(sequence);
-  return found == retiring_.end() || found->second.group == group;
+  const auto found = retiring_.find(report.sequence_id());
+  return found != retiring_.end() && found->second.group == request.group() &&
+         found->second.epoch >= since && found->second.incarnation == report.incarnation();
+}
+
+// A sequence that has not ended was found to be the group's when its report was taken.
+void Registry::NoteFinished(const v1::ReportPlanRequest& request, const v1::PlanReport& report) {
+  const SequenceId id = report.sequence_id();
+  const int rank = request.rank();
+  if (!sequences_.IsCurrent(id, report.incarnation())) {
+    if (IsOfItsEnd(request, report)) store_.StopWriter(id, rank);
+    return;
+  }
+  const absl::Time earlier =
+      sequences_.EarlierWriteEnd(id, groups_.MemberSince(request.group(), rank));
+  if (earlier + WriteGrace() <= clock_.Now()) {
+    store_.StopWriter(id, rank);
+    return;
+  }
+  MutexLock lock(&mutex_);
+  late_stops_[{id, rank}] = {report.incarnation(), earlier + WriteGrace()};
+}
+
+void Registry::StopLater() {
+  for (auto stop = late_stops_.begin(); stop != late_stops_.end();) {
+    const auto& [id, rank] = stop->first;
+    if (!sequences_.IsCurrent(id, stop->second.incarnation)) {
+      stop = late_stops_.erase(stop);
+    } else if (stop->second.at <= clock_.Now()) {
+      store_.StopWriter(id, rank);
+      stop = late_stops_.erase(stop);
+    } else {
+      ++stop;
+    }
+  }
 }
 
 std::vector<SequenceId> Registry::Tick() {
@@ -185,6 +232,7 @@ std::vector<SequenceId> Registry::Tick() {
   std::vector<SequenceId> expired = sequences_.Tick();
   MutexLock lock(&mutex_);
   CollectEnded();
+  StopLater();
   StateBatch ended;
   // By now every writer has heard of the end, or has stopped by its own clock.
   for (auto item = retiring_.begin(); item != retiring_.end();) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -65,6 +66,7 @@ class Registry {
     Epoch epoch = 0;  // in which it was opened
     int num_ranks = 0;
     absl::Time deadline;
+    int32_t incarnation = 0;        // at its end; kUnknownIncarnation
     std::map<int, int> heard = {};  // heartbeats since the end, by rank
   };
 
@@ -73,7 +75,10 @@ class Registry {
   absl::Status LoadRetiring(const std::vector<SequenceId>& retiring)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CollectEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsWriterOf(const std::string& group, SequenceId sequence);
+  // Whoever has the sequence (or had it at its end) says that it writes no more.
+  void NoteFinished(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
+  bool IsOfItsEnd(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
+  void StopLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopWriters(const std::string& group, int rank,
                    const absl::flat_hash_set<SequenceId>& listed);
 
@@ -85,6 +90,13 @@ class Registry {
   SequenceRegistry sequences_;
   TenantQuotas quotas_;
   Mutex mutex_;
+  // Ranks that write no more, while processes which they have replaced still may: believed
+  // at that time, if the sequence has not gone on by then.
+  struct LateStop {
+    int32_t incarnation = 0;
+    absl::Time at;
+  };
+  std::map<std::pair<SequenceId, int>, LateStop> late_stops_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Retiring> retiring_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 
 #include "absl/time/time.h"
@@ -28,6 +29,13 @@ struct RegistryOptions {
   // Numbers go up from here. The server begins at its start time, so that no id
   // or epoch of an earlier run comes again.
   uint64_t first_sequence_id = 1;
+  // Ids are those that leave `id_slot` when divided by `id_stride`: services that share
+  // sequences have a slot each.
+  uint64_t id_slot = 0;
+  uint64_t id_stride = 1;
+  // Told, under a lock, of each sequence that others should hear of: that it began, was
+  // suspended, goes on, ended. Null: nobody.
+  std::function<void(uint64_t sequence)> on_change = nullptr;
   uint64_t first_epoch = 1;
 };
 

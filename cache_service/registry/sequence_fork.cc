@@ -34,7 +34,8 @@ absl::StatusOr<v1::ForkSequenceResponse> SequenceRegistry::Fork(
       HW_RETURN_IF_ERROR(MakeRoom(store_full));
     } else if (absl::IsUnavailable(forked.status())) {
       HW_RETURN_IF_ERROR(store_.BringUp(request.sequence_id()));
-      HW_RETURN_IF_ERROR(store_.PrepareShare(request.sequence_id(), kAllTokens - 1).status());
+      HW_RETURN_IF_ERROR(
+          store_.PrepareShare(request.sequence_id(), kAllTokens - 1, /*exact=*/false).status());
       missing = forked.status();
     } else {
       return forked;
@@ -81,9 +82,9 @@ absl::StatusOr<v1::ForkSequenceResponse> SequenceRegistry::TryFork(
   found->second.last_use = clock_.Now();
   if (!prepared) return absl::UnavailableError("its pages are to be checked");
   HW_ASSIGN_OR_RETURN(const SequenceId in_the_way, InTheWayOfFork(parent));
-  const SequenceId id = next_id_;
+  const SequenceId id = NextId();
   HW_ASSIGN_OR_RETURN(const int64_t tokens, ForkPages(parent, found->second, id, store_full));
-  ++next_id_;
+  next_id_ = id + 1;
   if (in_the_way != 0) Reclaim(in_the_way);
   const int64_t page_tokens = found->second.request.fingerprint().page_tokens();
   v1::ForkSequenceResponse response;
@@ -121,7 +122,8 @@ absl::StatusOr<int64_t> SequenceRegistry::ForkPages(SequenceId parent, const Rec
                        .num_ranks = record.num_ranks,
                        .max_tokens = opened.max_tokens(),
                        .prompt_tokens = opened.prompt_tokens(),
-                       .tenant = opened.tenant()},
+                       .tenant = opened.tenant(),
+                       .dtype = PageDtypeOf(opened.fingerprint().dtype())},
                       {.sequence = parent, .tokens = known, .fork = true});
   if (absl::IsResourceExhausted(tokens.status())) *store_full = tokens.status();
   HW_RETURN_IF_ERROR(tokens.status());

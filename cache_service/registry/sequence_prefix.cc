@@ -72,7 +72,8 @@ SequenceRegistry::Prefix SequenceRegistry::FindPrefix(const v1::OpenSequenceRequ
   for (const Prefix& candidate : PrefixCandidates(request)) {
     if (candidate.tokens <= best.tokens) continue;
     if (!store_.BringUp(candidate.source, candidate.tokens).ok()) continue;
-    const absl::StatusOr<int64_t> ready = store_.PrepareShare(candidate.source, candidate.tokens);
+    const absl::StatusOr<int64_t> ready =
+        store_.PrepareShare(candidate.source, candidate.tokens, /*exact=*/true);
     if (ready.ok() && *ready > best.tokens) best = {candidate.source, *ready};
   }
   return best;

@@ -108,7 +108,7 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
   const auto first = first_answers_.find(request.request_id());
   if (first != first_answers_.end()) return Replay(request, first->second);
   HW_RETURN_IF_ERROR(CheckCount());
-  const SequenceId id = next_id_;
+  const SequenceId id = NextId();
   const absl::StatusOr<int64_t> opened =
       OpenPages({.sequence = id,
                  .fingerprint = FingerprintIdOf(request.fingerprint()),
@@ -116,13 +116,14 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
                  .num_ranks = num_ranks,
                  .max_tokens = request.max_tokens(),
                  .prompt_tokens = request.prompt_tokens(),
-                 .tenant = request.tenant()},
+                 .tenant = request.tenant(),
+                 .dtype = PageDtypeOf(request.fingerprint().dtype())},
                 prefix);
   if (absl::IsResourceExhausted(opened.status())) *store_full = opened.status();
   HW_RETURN_IF_ERROR(opened.status());
   CountPrefix(request, *opened);
   BoundCount();
-  ++next_id_;
+  next_id_ = id + 1;
   Record& record = AddRecord(
       id, request, num_ranks,
       request.lease_ms() == 0 ? options_.sequence_lease : absl::Milliseconds(request.lease_ms()));
@@ -148,7 +149,8 @@ SequenceRegistry::Record& SequenceRegistry::AddRecord(SequenceId id,
   Record& record =
       records_.try_emplace(id, Kept(request), LayoutOf(id, request, num_ranks)).first->second;
   record.lease = lease;
-  record.lease_end = clock_.Now() + lease;
+  record.lease_end = record.write_end = clock_.Now() + lease;
+  record.epoch = request.epoch();
   record.last_use = record.last_listed = clock_.Now();
   v1::OpenSequenceResponse response;
   response.set_sequence_id(id);
@@ -174,7 +176,7 @@ SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator reco
   (void)store_.Release(id);
   snapshot_bytes_ -= state.plans.snapshot_bytes();
   ended_.push_back({id, state.request.group(), state.request.epoch(), state.num_ranks,
-                    state.lease_end, state.lease});
+                    state.write_end, state.lease, state.incarnation});
   ended_requests_.push_back(state.request.request_id());
   // What is remembered of the ended is bounded like the living.
   while (static_cast<int64_t>(ended_requests_.size()) > options_.max_sequences) {
@@ -375,6 +377,7 @@ absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
     if (report.incarnation() != record.incarnation) continue;
     record.plans.Apply(request.rank(), report);
     SaveReport(report.sequence_id(), record, request.rank(), report);
+    if (report.finished()) NoteChange(report.sequence_id());
     record.last_use = clock_.Now();
     OfferPrefix(report.sequence_id(), record);
     ++num_reports_;

@@ -87,9 +87,19 @@ class SequenceRegistry {
   absl::Status Report(const v1::ReportPlanRequest& request,
                       google::protobuf::RepeatedField<uint64_t>* unknown);
 
-  // Whether the report comes from whoever has the sequence now: it was not reopened
-  // since. True for unknown ones.
-  bool IsCurrent(const v1::PlanReport& report) const;
+  // Whether the sequence was not reopened since. False for unknown ones.
+  bool IsCurrent(SequenceId id, int32_t incarnation) const;
+  // Until when, by their own clocks, processes may write to it that had it before it was
+  // reopened and joined their group before `since`. The past: none, or it is unknown.
+  absl::Time EarlierWriteEnd(SequenceId id, Epoch since) const;
+  // Of a sequence that goes on: whose last word was that they write no more.
+  struct FinishedRank {
+    SequenceId id = 0;
+    int rank = 0;
+    int32_t incarnation = 0;
+    absl::Time write_end;  // of whoever may be writing nevertheless
+  };
+  std::vector<FinishedRank> FinishedRanks() const;
 
   // The store's watermark of the sequence has risen: a plan that waits for it may
   // be committed now. (Of ranks that write in the slab Tick() and readers find out.)
@@ -142,10 +152,31 @@ class SequenceRegistry {
     std::string group;
     Epoch epoch = 0;  // in which it was opened
     int num_ranks = 0;
-    absl::Time lease_end;  // as it was given: a rank that is cut off may write until then
+    absl::Time write_end;  // as leases were given: a rank that is cut off may write until then
     absl::Duration lease = absl::ZeroDuration();
+    int32_t incarnation = 0;
   };
   std::vector<Ended> TakeEnded();
+
+  // --- From one cache service to another --- (sequence_move.cc)
+  struct Exported {
+    std::string group;
+    std::string tenant;
+    std::string request_id;
+    int32_t incarnation = 0;
+    int64_t num_tokens = 0;
+    bool suspended = false;
+    bool finished = false;   // by all ranks: nobody writes to it
+    bool can_go_on = false;  // has a committed state
+    absl::Time lease_end;
+    v1::SequenceState state = {};  // where it was asked for
+  };
+  std::optional<Exported> Export(SequenceId id, bool with_state);
+  std::vector<SequenceId> Ids() const;
+  // Its pages are in the store. ALREADY_EXISTS, DATA_LOSS: nothing has changed.
+  absl::Status Import(SequenceId id, const v1::SequenceState& state, absl::Time lease_end);
+  // Another service has it now: it ends here. False: it is not here.
+  bool GiveUp(SequenceId id);
 
   int64_t num_sequences() const;
   int64_t num_reports() const;
@@ -169,6 +200,13 @@ class SequenceRegistry {
     int num_ranks;
     absl::Duration lease;
     absl::Time lease_end;
+    // Until when ranks that hear nothing more may write by their own clocks: as long as a
+    // lease from the last call that gave it anew. (A suspended one's lease is longer.)
+    absl::Time write_end;
+    // Likewise of those that had it before it was reopened, by the epoch in which they got
+    // it: one of each formation, while that time is not over.
+    std::map<Epoch, absl::Time> earlier_write_ends;
+    Epoch epoch = 0;         // in which it was opened or reopened last
     absl::Time last_use;     // its ranks' last report, or somebody's last read
     absl::Time last_listed;  // by a rank that has it open
     PlanState plans;
@@ -267,7 +305,12 @@ class SequenceRegistry {
   static PlanLayout LayoutOf(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks);
   Record& AddRecord(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks,
                     absl::Duration lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  SequenceId NextId() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteChange(SequenceId id) const {
+    if (options_.on_change) options_.on_change(id);
+  }
   // Each before anybody is answered. The whole of a sequence takes the place of its reports.
+  static v1::SequenceState RecordOf(const Record& record);
   void Save(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SaveReport(SequenceId id, Record& record, int rank, const v1::PlanReport& report)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -296,6 +339,8 @@ class SequenceRegistry {
   bool MayRun(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state that was taken first, of sequences that nobody has suspended if there are any.
   PlanState* OldestSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteReopened(const v1::ReopenSequenceRequest& request, Record& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Never shortens what is left of it.
   void RenewLease(Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BoundSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

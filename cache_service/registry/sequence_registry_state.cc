@@ -25,8 +25,7 @@ absl::Status Parse(std::string_view value, SequenceId id, Message* message) {
 
 }  // namespace
 
-void SequenceRegistry::Save(SequenceId id, Record& record) {
-  if (state_ == nullptr) return;
+v1::SequenceState SequenceRegistry::RecordOf(const Record& record) {
   v1::SequenceState message;
   *message.mutable_request() = record.request;
   message.set_num_ranks(record.num_ranks);
@@ -35,7 +34,13 @@ void SequenceRegistry::Save(SequenceId id, Record& record) {
   message.set_suspended_ms(absl::ToInt64Milliseconds(record.suspended));
   *message.mutable_plans() = record.plans.ToRecord();
   if (record.fork.has_response()) *message.mutable_fork() = record.fork;
-  std::string value = message.SerializeAsString();
+  return message;
+}
+
+void SequenceRegistry::Save(SequenceId id, Record& record) {
+  NoteChange(id);
+  if (state_ == nullptr) return;
+  std::string value = RecordOf(record).SerializeAsString();
   record.record_bytes = static_cast<int64_t>(value.size());
   record.report_bytes = 0;
   StateBatch batch;
@@ -63,6 +68,7 @@ void SequenceRegistry::SaveReport(SequenceId id, Record& record, int rank,
 }
 
 void SequenceRegistry::SaveEnd(SequenceId id, const Record& record) {
+  NoteChange(id);
   if (state_ == nullptr) return;
   v1::RetiringState retiring;
   retiring.set_group(record.request.group());
@@ -98,11 +104,13 @@ absl::Status SequenceRegistry::LoadSequence(SequenceId id, std::string_view valu
   record.incarnation = message.incarnation();
   record.suspended = absl::Milliseconds(message.suspended_ms());
   record.lease_end += record.suspended;
+  // Which processes had it before, and until when they may write, is not known any more.
+  if (record.incarnation > 0) record.earlier_write_ends[0] = record.write_end;
   record.record_bytes = static_cast<int64_t>(value.size());
   record.fork = message.fork();
   if (record.fork.has_response()) RememberFork(record);
   next_id_ = std::max(next_id_, id + 1);
-  store_.SetTenant(id, record.request.tenant());
+  store_.SetOwner(id, record.request.tenant(), PageDtypeOf(record.request.fingerprint().dtype()));
   HW_RETURN_IF_ERROR(record.plans.Load(message.plans()));
   snapshot_bytes_ += record.plans.snapshot_bytes();
   return absl::OkStatus();

@@ -12,6 +12,8 @@ namespace heavywater {
 namespace {
 
 constexpr size_t kMaxSnapshotPart = size_t{1} << 20;
+// Of any registry, for a write that is under way when its rank's time is over.
+constexpr absl::Duration kMaxWriteGrace = absl::Minutes(10);
 
 template <typename Value>
 absl::Status CheckSame(const char* field, const Value& got, const Value& opened) {
@@ -44,7 +46,10 @@ absl::Status CheckTokens(const Tokens& got, const std::vector<int32_t>& known, i
 absl::Status SequenceRegistry::CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks,
                                            SequenceId id, const Record& record) {
   const v1::OpenSequenceRequest& opened = record.request;
-  HW_RETURN_IF_ERROR(CheckSame("group", request.group(), opened.group()));
+  // One that came from another cache service is of whichever group asks first.
+  if (!opened.group().empty()) {
+    HW_RETURN_IF_ERROR(CheckSame("group", request.group(), opened.group()));
+  }
   HW_RETURN_IF_ERROR(CheckSame("number of ranks", num_ranks, record.num_ranks));
   if (!request.extends()) {
     HW_RETURN_IF_ERROR(CheckSame("max_tokens", request.max_tokens(), opened.max_tokens()));
@@ -73,6 +78,44 @@ absl::Status SequenceRegistry::KeepInHostMemory(SequenceId id, int64_t max_token
                                              store_.HostBytes(id), " are in host memory"));
 }
 
+// Whose processes wrote so far may be others than those that go on: one that stood still
+// writes on when it wakes, until its time is over.
+void SequenceRegistry::NoteReopened(const v1::ReopenSequenceRequest& request, Record& record) {
+  const absl::Time now = clock_.Now();
+  absl::Time& write_end = record.earlier_write_ends[record.epoch];
+  write_end = std::max(write_end, record.write_end);
+  std::erase_if(record.earlier_write_ends,
+                [&](const auto& one) { return one.second + kMaxWriteGrace <= now; });
+  record.epoch = request.epoch();
+  ++record.incarnation;
+  record.suspended = absl::ZeroDuration();
+  record.lease_end = record.write_end = now + record.lease;
+  record.last_use = record.last_listed = now;
+}
+
+absl::Time SequenceRegistry::EarlierWriteEnd(SequenceId id, Epoch since) const {
+  MutexLock lock(&mutex_);
+  absl::Time end = absl::InfinitePast();
+  const auto record = records_.find(id);
+  if (record == records_.end()) return end;
+  for (const auto& [epoch, write_end] : record->second.earlier_write_ends) {
+    if (epoch < since) end = std::max(end, write_end);
+  }
+  return end;
+}
+
+std::vector<SequenceRegistry::FinishedRank> SequenceRegistry::FinishedRanks() const {
+  std::vector<FinishedRank> finished;
+  MutexLock lock(&mutex_);
+  for (const auto& [id, record] : records_) {
+    for (int rank = 0; rank < record.num_ranks; ++rank) {
+      if (!record.plans.is_finished(rank)) continue;
+      finished.push_back({id, rank, record.incarnation, record.write_end});
+    }
+  }
+  return finished;
+}
+
 absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
     const v1::ReopenSequenceRequest& request, int num_ranks) {
   MutexLock lock(&mutex_);
@@ -94,7 +137,8 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   }
   HW_RETURN_IF_ERROR(
       KeepInHostMemory(id, std::max(request.max_tokens(), record.request.max_tokens())));
-  known = std::max(known, snapshot->tokens_seen);
+  // What was given up behind the state is taken in again, as text that is not known.
+  known = std::max(std::min(known, record.plans.first_dropped()), snapshot->tokens_seen);
   snapshot_bytes_ -= record.plans.snapshot_bytes();
   record.plans.GoBackTo(snapshot->plan, known);
   snapshot_bytes_ += record.plans.snapshot_bytes();
@@ -102,10 +146,8 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
     record.request.set_max_tokens(request.max_tokens());
     record.plans.Extend(request.max_tokens());
   }
-  ++record.incarnation;
-  record.suspended = absl::ZeroDuration();
-  record.lease_end = clock_.Now() + record.lease;
-  record.last_use = record.last_listed = clock_.Now();
+  record.request.set_group(request.group());
+  NoteReopened(request, record);
   Save(id, record);
   // After the record: a restart between the two finds more than it needs. What lies behind
   // the known tokens is written anew.
@@ -119,10 +161,10 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   return response;
 }
 
-bool SequenceRegistry::IsCurrent(const v1::PlanReport& report) const {
+bool SequenceRegistry::IsCurrent(SequenceId id, int32_t incarnation) const {
   MutexLock lock(&mutex_);
-  const auto record = records_.find(report.sequence_id());
-  return record == records_.end() || record->second.incarnation == report.incarnation();
+  const auto record = records_.find(id);
+  return record != records_.end() && record->second.incarnation == incarnation;
 }
 
 absl::StatusOr<v1::ReadSnapshotResponse> SequenceRegistry::ReadSnapshot(

@@ -10,7 +10,8 @@
 namespace heavywater {
 
 void SequenceRegistry::RenewLease(Record& record) {
-  record.lease_end = std::max(record.lease_end, clock_.Now() + record.lease);
+  record.write_end = std::max(record.write_end, clock_.Now() + record.lease);
+  record.lease_end = std::max(record.lease_end, record.write_end);
 }
 
 absl::StatusOr<v1::SuspendSequenceResponse> SequenceRegistry::Suspend(

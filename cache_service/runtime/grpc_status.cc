@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "cache_service/base/elsewhere.h"
 #include "cache_service/base/shortage.h"
 #include "heavywater/v1/error_details.pb.h"
 
@@ -24,8 +25,21 @@ void AddDetail(const char* type, const Message& message, v1::RpcStatus* status) 
   detail.set_value(message.SerializeAsString());
 }
 
+std::string ElsewhereDetails(const absl::Status& status, const std::string& address) {
+  v1::RpcStatus proto;
+  proto.set_code(status.raw_code());
+  v1::ErrorInfo info;
+  info.set_reason("SEQUENCE_ELSEWHERE");
+  info.set_domain("heavywater");
+  (*info.mutable_metadata())["address"] = address;
+  AddDetail("ErrorInfo", info, &proto);
+  return proto.SerializeAsString();
+}
+
 // google.rpc.Status, or nothing.
 std::string DetailsOf(const absl::Status& status) {
+  const std::optional<std::string> elsewhere = ElsewhereOf(status);
+  if (elsewhere.has_value()) return ElsewhereDetails(status, *elsewhere);
   const std::optional<Shortage> shortage = ShortageOf(status);
   if (!shortage.has_value()) return "";
   v1::RpcStatus proto;

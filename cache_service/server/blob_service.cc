@@ -33,7 +33,7 @@ absl::StatusOr<v1::EraseBlobsResponse> EraseBlobs(BlobStore& blobs,
 
 grpc::ServerReadReactor<v1::PutBlobsRequest>* BlobService::Put(grpc::CallbackServerContext*,
                                                                v1::PutBlobsResponse* response) {
-  return new PutBlobsStream(blobs_, gate_.CheckNew(), response);
+  return new PutBlobsStream(blobs_, puts_, gate_.CheckNew(), response);
 }
 
 grpc::ServerWriteReactor<v1::GetBlobsResponse>* BlobService::Get(

@@ -34,9 +34,26 @@ absl::Status CheckBlobKeys(const google::protobuf::RepeatedPtrField<std::string>
   return absl::OkStatus();
 }
 
-PutBlobsStream::PutBlobsStream(BlobStore& blobs, const absl::Status& refused,
+void PutBlobsStreams::Add(PutBlobsStream* stream) {
+  MutexLock lock(&mutex_);
+  streams_.insert(stream);
+}
+
+void PutBlobsStreams::Remove(PutBlobsStream* stream) {
+  MutexLock lock(&mutex_);
+  streams_.erase(stream);
+}
+
+void PutBlobsStreams::Tick() {
+  const absl::Time before = clock_.Now() - max_stall_;
+  MutexLock lock(&mutex_);
+  for (PutBlobsStream* const stream : streams_) stream->EndIfStalled(before);
+}
+
+PutBlobsStream::PutBlobsStream(BlobStore& blobs, PutBlobsStreams& all, const absl::Status& refused,
                                v1::PutBlobsResponse* response)
-    : blobs_(blobs), response_(response) {
+    : blobs_(blobs), all_(all), response_(response) {
+  all_.Add(this);
   if (refused.ok()) {
     StartRead(&chunk_);
   } else {
@@ -44,13 +61,46 @@ PutBlobsStream::PutBlobsStream(BlobStore& blobs, const absl::Status& refused,
   }
 }
 
+void PutBlobsStream::OnDone() {
+  all_.Remove(this);
+  delete this;
+}
+
+bool PutBlobsStream::BeginEnd() {
+  MutexLock lock(&mutex_);
+  return !std::exchange(ended_, true);
+}
+
 void PutBlobsStream::OnReadDone(bool ok) {
+  {
+    MutexLock lock(&mutex_);
+    if (ended_) return;
+    waits_since_ = absl::InfiniteFuture();
+  }
   const absl::Status status = ok ? TakeChunk() : EndStream();
   if (ok && status.ok()) {
+    // Under the mutex, so that nobody ends the stream before this read is begun; what it
+    // brings is told on another thread.
+    MutexLock lock(&mutex_);
+    if (missing_bytes_ > 0) waits_since_ = all_.Now();
     StartRead(&chunk_);
     return;
   }
   writer_.reset();  // what is not whole goes before the caller hears of it
+  if (BeginEnd()) Finish(ToGrpcStatus(status));
+}
+
+void PutBlobsStream::EndIfStalled(absl::Time before) {
+  {
+    MutexLock lock(&mutex_);
+    if (ended_ || waits_since_ > before) return;
+    ended_ = true;
+  }
+  writer_.reset();
+  const absl::Status status =
+      absl::DeadlineExceededError(absl::StrCat("data: nothing has come for blob_stall_ms, ",
+                                               missing_bytes_, " bytes of the value are missing"));
+  LogWarn("value given up", {{"reason", std::string(status.message())}});
   Finish(ToGrpcStatus(status));
 }
 

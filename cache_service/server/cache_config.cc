@@ -32,6 +32,11 @@ v1::CacheConfig DefaultCacheConfig() {
   config.set_security_reload_ms(10'000);
   config.set_max_connections(10'000);
   config.set_max_calls_per_connection(1'000);
+  config.set_etcd_prefix("/heavywater");
+  config.set_etcd_lease_ms(10'000);
+  config.set_etcd_takeover_ms(5'000);
+  config.set_remote_copy("suspended");
+  config.set_remote_copy_bytes(int64_t{16} << 30);
   config.set_max_pins(1024);
   config.set_blob_stall_ms(30'000);
   config.set_demoted_dtype("exact");
@@ -69,12 +74,35 @@ absl::Status ValidateTiers(const v1::CacheConfig& config) {
   HW_RETURN_IF_ERROR(CheckInt("disk_bytes", config.disk_bytes(), kMinTierBytes, kMaxTierBytes));
   HW_RETURN_IF_ERROR(CheckText("redis_address", config.redis_address(), 0, kMaxNameBytes));
   HW_RETURN_IF_ERROR(ValidateRedis(config));
+  if (config.demoted_dtype() != "exact" && config.demoted_dtype() != "int8") {
+    return absl::InvalidArgumentError(absl::StrCat("demoted_dtype is \"", config.demoted_dtype(),
+                                                   "\", want \"exact\" or \"int8\""));
+  }
   HW_RETURN_IF_ERROR(CheckInt("redis_bytes", config.redis_bytes(), kMinTierBytes, kMaxTierBytes));
   HW_RETURN_IF_ERROR(CheckInt("redis_timeout_ms", config.redis_timeout_ms(), 1, 60'000));
   HW_RETURN_IF_ERROR(
       CheckInt("redis_ttl_ms", config.redis_ttl_ms(), 1'000, int64_t{30} * 24 * 3'600'000));
   HW_RETURN_IF_ERROR(CheckInt("tier_high_percent", config.tier_high_percent(), 2, 100));
   return CheckInt("tier_low_percent", config.tier_low_percent(), 1, config.tier_high_percent() - 1);
+}
+
+absl::Status ValidateCluster(const v1::CacheConfig& config) {
+  HW_RETURN_IF_ERROR(CheckText("etcd_endpoints", config.etcd_endpoints(), 0, kMaxPathBytes));
+  HW_RETURN_IF_ERROR(CheckText("etcd_prefix", config.etcd_prefix(), 1, kMaxNameBytes));
+  if (config.etcd_prefix().back() == '/') {
+    return absl::InvalidArgumentError(absl::StrCat("etcd_prefix is \"", config.etcd_prefix(),
+                                                   "\", want one that does not end with /"));
+  }
+  HW_RETURN_IF_ERROR(CheckInt("etcd_lease_ms", config.etcd_lease_ms(), 2'000, 3'600'000));
+  HW_RETURN_IF_ERROR(CheckInt("etcd_takeover_ms", config.etcd_takeover_ms(), 2'000, 3'600'000));
+  HW_RETURN_IF_ERROR(
+      CheckText("advertised_address", config.advertised_address(), 0, kMaxPathBytes));
+  HW_RETURN_IF_ERROR(
+      CheckInt("remote_copy_bytes", config.remote_copy_bytes(), 0, int64_t{1} << 50));
+  const std::string& copy = config.remote_copy();
+  if (copy == "suspended" || copy == "finished" || copy == "none") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("remote_copy is \"", copy, "\", want \"suspended\", \"finished\" or \"none\""));
 }
 
 absl::Status ValidateTenants(const v1::CacheConfig& config) {
@@ -105,6 +133,7 @@ absl::Status ValidateCacheConfig(const v1::CacheConfig& config) {
       CheckInt("suspend_ttl_ms", config.suspend_ttl_ms(), 1, int64_t{30} * 24 * 3'600'000));
   HW_RETURN_IF_ERROR(CheckInt("max_sequences", config.max_sequences(), 1, 10'000'000));
   HW_RETURN_IF_ERROR(ValidateTiers(config));
+  HW_RETURN_IF_ERROR(ValidateCluster(config));
   HW_RETURN_IF_ERROR(ValidateTenants(config));
   HW_RETURN_IF_ERROR(CheckText("state_dir", config.state_dir(), 0, kMaxPathBytes));
   if (!config.state_dir().empty() && config.disable_slab()) {

@@ -18,6 +18,7 @@
 #include "cache_service/server/blob_service.h"
 #include "cache_service/server/cache_config.h"
 #include "cache_service/server/cache_metrics.h"
+#include "cache_service/server/cluster_link.h"
 #include "cache_service/server/drain_gate.h"
 #include "cache_service/server/durable_state.h"
 #include "cache_service/server/group_service.h"
@@ -53,7 +54,8 @@ uint64_t FirstNumber(absl::Time now) {
   return (micros / 1'000'000 << 20) + (micros % 1'000'000 << 20) / 1'000'000;
 }
 
-RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time now) {
+RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time now,
+                                    const ClusterLink& cluster) {
   RegistryOptions options;
   options.max_sequences = config.max_sequences();
   options.max_groups = config.max_groups();
@@ -67,6 +69,7 @@ RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time no
                              .sequences = config.tenant_sequences()};
   options.first_epoch = FirstNumber(now);
   options.first_sequence_id = options.first_epoch;
+  cluster.AddTo(options);
   return options;
 }
 
@@ -75,8 +78,11 @@ RegistryOptions MakeRegistryOptions(const v1::CacheConfig& config, absl::Time no
 // In the order of dependence: what comes later uses what comes before.
 struct CacheServer::Parts {
   Parts(const v1::CacheConfig& config, const Access& access, DurableState durable,
-        std::vector<std::unique_ptr<LowerTier>> below, Clock& clock)
-      : state(std::move(durable.store)),
+        std::vector<std::unique_ptr<LowerTier>> below, std::unique_ptr<ClusterLink> others,
+        Clock& clock)
+      : cluster(std::move(others)),
+        drain(absl::Milliseconds(config.drain_ms())),
+        state(std::move(durable.store)),
         tier_threads(below.size()),
         events(clock),
         background(kMaxBackgroundTasks),
@@ -84,10 +90,11 @@ struct CacheServer::Parts {
               std::move(below),
               {.high_percent = config.tier_high_percent(),
                .low_percent = config.tier_low_percent(),
+               .code_pages = config.demoted_dtype() == "int8",
                .on_change = [this](const char* tier,
                                    const absl::Status& status) { TierChanged(tier, status); }},
               clock),
-        registry(MakeRegistryOptions(config, clock.Now()), store, clock, state.get()),
+        registry(MakeRegistryOptions(config, clock.Now(), *cluster), store, clock, state.get()),
         blob_store(store,
                    {.max_bytes = config.blob_bytes(),
                     .max_writing_bytes = config.host_bytes() / 4,
@@ -96,9 +103,9 @@ struct CacheServer::Parts {
         page_handlers(registry, store, config.disable_slab() ? nullptr : &store.slab(),
                       StartTierThreads()),
         groups(registry, gate),
-        sequences(registry, gate, access),
+        sequences(registry, gate, access, cluster->bring()),
         pages(page_handlers, gate, access),
-        blobs(blob_store, gate, TierThreads()),
+        blobs(blob_store, gate, TierThreads(), absl::Milliseconds(config.blob_stall_ms()), clock),
         drainer(registry, gate, clock),
         stats(registry, store, blob_store, drainer, clock),
         admin({.registry = registry,
@@ -152,6 +159,9 @@ struct CacheServer::Parts {
     return absl::OkStatus();
   }
 
+  const std::unique_ptr<ClusterLink> cluster;  // the registry tells it; stopped before that ends
+  const absl::Duration drain;
+  bool flushed = false;
   std::unique_ptr<StateStore> state;
   std::vector<std::unique_ptr<ThreadExecutor>> tier_threads;  // of reads, one for each tier below
   EventLog events;
@@ -182,7 +192,9 @@ absl::StatusOr<std::unique_ptr<CacheServer::Parts>> CacheServer::MakeParts(
   while (true) {
     const bool restores = state.restores;
     HW_ASSIGN_OR_RETURN(auto below, OpenLowerTiers(config, state, clock));
-    auto parts = std::make_unique<Parts>(config, access, std::move(state), std::move(below), clock);
+    HW_ASSIGN_OR_RETURN(auto cluster, ClusterLink::Open(config, state.redis_store_id));
+    auto parts = std::make_unique<Parts>(config, access, std::move(state), std::move(below),
+                                         std::move(cluster), clock);
     if (!restores) return parts;
     const absl::Status restored = parts->Restore();
     if (restored.ok()) return parts;
@@ -215,6 +227,8 @@ absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheC
           options, {&parts->groups, &parts->sequences, &parts->pages, &parts->blobs, &parts->admin},
           std::move(metrics)));
   parts->runtime->AddMetrics(parts->metrics);
+  if (parts->cluster->metrics() != nullptr) parts->runtime->AddMetrics(parts->cluster->metrics());
+  parts->cluster->Start(parts->runtime->address(), parts->registry, parts->store, clock);
   parts->drainer.SetReadiness(
       [runtime = parts->runtime.get()](bool ready) { runtime->SetReady(ready); });
   parts->runtime->SetReady(true);
@@ -230,7 +244,10 @@ absl::StatusOr<std::unique_ptr<CacheServer>> CacheServer::Start(const v1::CacheC
   return std::unique_ptr<CacheServer>(new CacheServer(std::move(parts)));
 }
 
-CacheServer::~CacheServer() { Drain(); }
+CacheServer::~CacheServer() {
+  Drain();
+  parts_->cluster->Stop();
+}
 
 const std::string& CacheServer::address() const { return parts_->runtime->address(); }
 const std::string& CacheServer::metrics_address() const {
@@ -245,6 +262,7 @@ void CacheServer::Tick() {
     parts_->events.Add("lease_ended", absl::StrCat("sequence ", sequence));
   }
   parts_->admin.Tick();
+  parts_->blobs.Tick();
 }
 
 void CacheServer::BeginDrain() {
@@ -257,6 +275,7 @@ void CacheServer::BeginDrain() {
 void CacheServer::Drain() {
   BeginDrain();
   parts_->runtime->Drain();
+  if (!std::exchange(parts_->flushed, true)) parts_->cluster->Flush(parts_->drain);
 }
 
 }  // namespace heavywater

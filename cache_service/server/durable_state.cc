@@ -22,6 +22,7 @@ namespace heavywater {
 namespace {
 
 constexpr char kSlabPrefix[] = "heavywater-slab-";
+constexpr char kKeptSlabPrefix[] = "heavywater-state-";
 
 std::string NewStoreId() {
   std::random_device random;
@@ -32,6 +33,18 @@ void RemoveStale(const v1::CacheConfig& config) {
   int stale = RemoveStaleSlabs(kSlabPrefix);
   if (!config.slab_name().empty()) stale += RemoveStaleSlab(config.slab_name()) ? 1 : 0;
   if (stale > 0) LogWarn("removed slabs that killed services had left", {{"slabs", stale}});
+}
+
+// A state_dir that is taken out of the configuration leaves its slab, which no service may
+// remove: another one may be about to come back to it.
+void TellWaitingSlabs(const std::string& own) {
+  for (const WaitingSlab& slab : FindWaitingSlabs(kKeptSlabPrefix)) {
+    if (slab.name == own) continue;
+    LogWarn(
+        "a slab waits in shared memory for a service with its state_dir; if there is none any "
+        "more, remove the file",
+        {{"file", absl::StrCat("/dev/shm/", slab.name)}, {"bytes", slab.bytes}});
+  }
 }
 
 absl::StatusOr<DurableState> WithoutState(const v1::CacheConfig& config) {
@@ -57,7 +70,7 @@ std::string SlabName(const v1::CacheConfig& config) {
   if (!config.slab_name().empty()) return config.slab_name();
   std::error_code ignored;
   const std::string path = std::filesystem::weakly_canonical(config.state_dir(), ignored).string();
-  return absl::StrFormat("heavywater-state-%d-%08x", getuid(),
+  return absl::StrFormat("%s%d-%08x", kKeptSlabPrefix, getuid(),
                          Crc32c(std::as_bytes(std::span<const char>(path))));
 }
 
@@ -160,8 +173,12 @@ absl::StatusOr<DurableState> OpenKept(const v1::CacheConfig& config) {
 }  // namespace
 
 absl::StatusOr<DurableState> OpenDurableState(const v1::CacheConfig& config) {
-  if (config.state_dir().empty()) return WithoutState(config);
+  if (config.state_dir().empty()) {
+    TellWaitingSlabs("");
+    return WithoutState(config);
+  }
 #ifdef HEAVYWATER_STATE_FOLDER
+  TellWaitingSlabs(SlabName(config));
   return OpenKept(config);
 #else
   return absl::InvalidArgumentError("state_dir: this build keeps no state (RocksDB)");

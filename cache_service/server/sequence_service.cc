@@ -47,6 +47,25 @@ class SetsStream final : public grpc::ServerWriteReactor<v1::SequenceSet> {
 
 }  // namespace
 
+template <typename Response>
+grpc::ServerUnaryReactor* SequenceService::Answer(grpc::CallbackServerContext* context,
+                                                  SequenceId id, Response* response,
+                                                  std::function<absl::StatusOr<Response>()> call) {
+  const ScopedTrace trace(*context);
+  absl::StatusOr<Response> answer = call();
+  if (bring_ == nullptr || !absl::IsNotFound(answer.status())) {
+    return Finish(context, std::move(answer), response);
+  }
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  bring_(id, access_.ViewerOf(*context), [=](const absl::Status& brought) {
+    const ScopedTrace later(*context);
+    absl::StatusOr<Response> again = brought.ok() ? call() : absl::StatusOr<Response>(brought);
+    if (again.ok()) *response = *std::move(again);
+    reactor->Finish(ToGrpcStatus(again.status()));
+  });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* context,
                                                 const v1::OpenSequenceRequest* request,
                                                 v1::OpenSequenceResponse* response) {
@@ -69,10 +88,10 @@ grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* con
 grpc::ServerUnaryReactor* SequenceService::Get(grpc::CallbackServerContext* context,
                                                const v1::GetSequenceRequest* request,
                                                v1::Sequence* response) {
-  return Finish(context,
-                registry_.sequences().Get(request->sequence_id(), request->first_token(),
-                                          access_.ViewerOf(*context)),
-                response);
+  return Answer<v1::Sequence>(context, request->sequence_id(), response, [=, this] {
+    return registry_.sequences().Get(request->sequence_id(), request->first_token(),
+                                     access_.ViewerOf(*context));
+  });
 }
 
 grpc::ServerUnaryReactor* SequenceService::List(grpc::CallbackServerContext* context,
@@ -84,11 +103,16 @@ grpc::ServerUnaryReactor* SequenceService::List(grpc::CallbackServerContext* con
 
 grpc::ServerUnaryReactor* SequenceService::Close(grpc::CallbackServerContext* context,
                                                  const v1::CloseSequenceRequest* request,
-                                                 v1::CloseSequenceResponse*) {
-  const ScopedTrace trace(*context);
-  const absl::Status status = registry_.sequences().Close(*request, access_.ViewerOf(*context));
-  if (status.ok()) LogInfo("sequence closed", {{"sequence", request->sequence_id()}});
-  return Finish(context, status);
+                                                 v1::CloseSequenceResponse* response) {
+  using Closed = absl::StatusOr<v1::CloseSequenceResponse>;
+  return Answer<v1::CloseSequenceResponse>(
+      context, request->sequence_id(), response, [=, this]() -> Closed {
+        const absl::Status status =
+            registry_.sequences().Close(*request, access_.ViewerOf(*context));
+        if (!status.ok()) return status;
+        LogInfo("sequence closed", {{"sequence", request->sequence_id()}});
+        return v1::CloseSequenceResponse();
+      });
 }
 
 grpc::ServerUnaryReactor* SequenceService::Reopen(grpc::CallbackServerContext* context,
@@ -96,43 +120,48 @@ grpc::ServerUnaryReactor* SequenceService::Reopen(grpc::CallbackServerContext* c
                                                   v1::ReopenSequenceResponse* response) {
   const ScopedTrace trace(*context);
   if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
-  auto reopened = registry_.Reopen(*request);
-  LogInfo("sequence reopened", {{"sequence", request->sequence_id()},
-                                {"group", request->group()},
-                                {"tokens_seen", reopened.ok() ? reopened->tokens_seen() : 0},
-                                {"status", reopened.status().ToString()}});
-  return Finish(context, std::move(reopened), response);
+  return Answer<v1::ReopenSequenceResponse>(context, request->sequence_id(), response, [=, this] {
+    auto reopened = registry_.Reopen(*request);
+    LogInfo("sequence reopened", {{"sequence", request->sequence_id()},
+                                  {"group", request->group()},
+                                  {"tokens_seen", reopened.ok() ? reopened->tokens_seen() : 0},
+                                  {"status", reopened.status().ToString()}});
+    return reopened;
+  });
 }
 
 grpc::ServerUnaryReactor* SequenceService::Suspend(grpc::CallbackServerContext* context,
                                                    const v1::SuspendSequenceRequest* request,
                                                    v1::SuspendSequenceResponse* response) {
-  const ScopedTrace trace(*context);
-  auto suspended = registry_.sequences().Suspend(*request, access_.ViewerOf(*context));
-  if (suspended.ok()) {
-    LogInfo("sequence suspended",
-            {{"sequence", request->sequence_id()}, {"ttl_ms", suspended->ttl_ms()}});
-  }
-  return Finish(context, std::move(suspended), response);
+  return Answer<v1::SuspendSequenceResponse>(context, request->sequence_id(), response, [=, this] {
+    auto suspended = registry_.sequences().Suspend(*request, access_.ViewerOf(*context));
+    if (suspended.ok()) {
+      LogInfo("sequence suspended",
+              {{"sequence", request->sequence_id()}, {"ttl_ms", suspended->ttl_ms()}});
+    }
+    return suspended;
+  });
 }
 
 grpc::ServerUnaryReactor* SequenceService::Resume(grpc::CallbackServerContext* context,
                                                   const v1::ResumeSequenceRequest* request,
                                                   v1::ResumeSequenceResponse* response) {
-  return Finish(context, registry_.sequences().Resume(*request, access_.ViewerOf(*context)),
-                response);
+  return Answer<v1::ResumeSequenceResponse>(context, request->sequence_id(), response, [=, this] {
+    return registry_.sequences().Resume(*request, access_.ViewerOf(*context));
+  });
 }
 
 grpc::ServerUnaryReactor* SequenceService::Truncate(grpc::CallbackServerContext* context,
                                                     const v1::TruncateSequenceRequest* request,
                                                     v1::TruncateSequenceResponse* response) {
-  const ScopedTrace trace(*context);
-  auto truncated = registry_.sequences().Truncate(*request, access_.ViewerOf(*context));
-  if (truncated.ok()) {
-    LogInfo("sequence goes back",
-            {{"sequence", request->sequence_id()}, {"tokens", request->tokens()}});
-  }
-  return Finish(context, std::move(truncated), response);
+  return Answer<v1::TruncateSequenceResponse>(context, request->sequence_id(), response, [=, this] {
+    auto truncated = registry_.sequences().Truncate(*request, access_.ViewerOf(*context));
+    if (truncated.ok()) {
+      LogInfo("sequence goes back",
+              {{"sequence", request->sequence_id()}, {"tokens", request->tokens()}});
+    }
+    return truncated;
+  });
 }
 
 grpc::ServerUnaryReactor* SequenceService::Fork(grpc::CallbackServerContext* context,

@@ -1,8 +1,12 @@
 // SequenceService: a thin shell over the registry.
 #pragma once
 
+#include <functional>
+#include <utility>
+
 #include "cache_service/registry/registry.h"
 #include "cache_service/runtime/access.h"
+#include "cache_service/server/cluster_link.h"
 #include "cache_service/server/drain_gate.h"
 #include "heavywater/v1/sequence.grpc.pb.h"
 
@@ -11,8 +15,10 @@ namespace heavywater {
 class SequenceService final : public v1::SequenceService::CallbackService {
  public:
   // All must outlive it.
-  SequenceService(Registry& registry, const DrainGate& gate, const Access& access)
-      : registry_(registry), gate_(gate), access_(access) {}
+  // `bring`: asked for sequences that are not here.
+  SequenceService(Registry& registry, const DrainGate& gate, const Access& access,
+                  BringSequence bring = nullptr)
+      : registry_(registry), gate_(gate), access_(access), bring_(std::move(bring)) {}
 
   grpc::ServerUnaryReactor* Open(grpc::CallbackServerContext* context,
                                  const v1::OpenSequenceRequest* request,
@@ -48,9 +54,17 @@ class SequenceService final : public v1::SequenceService::CallbackService {
                                          v1::ReadSnapshotResponse* response) override;
 
  private:
+  // The answer of `call`; where it is NOT_FOUND and the sequence comes from another service, the
+  // one of calling it again.
+  template <typename Response>
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, SequenceId id,
+                                   Response* response,
+                                   std::function<absl::StatusOr<Response>()> call);
+
   Registry& registry_;
   const DrainGate& gate_;
   const Access& access_;
+  const BringSequence bring_;  // may be null
 };
 
 }  // namespace heavywater

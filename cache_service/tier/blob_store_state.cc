@@ -94,7 +94,7 @@ absl::StatusOr<std::vector<SequenceId>> BlobStore::Restore(const std::vector<Seq
         blob.sequence = id.id;
         if (const auto tenant = tenants.find(id.id); tenant != tenants.end()) {
           blob.tenant = tenant->second;
-          store_.SetTenant(id.id, blob.tenant);
+          store_.SetOwner(id.id, blob.tenant, PageDtype::kOpaque);
         }
         others.erase(id.id);
         MutexLock lock(&mutex_);

@@ -29,7 +29,7 @@ class HostPageStore final : public PageStore {
 
   absl::Status Open(const SequenceSpec& spec) override;
   absl::StatusOr<int64_t> OpenFrom(const SequenceSpec& spec, const PageSource& source) override;
-  absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens) override;
+  absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens, bool exact) override;
   absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override;
   absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes) override;
   absl::Status Commit(SequenceId sequence, int rank, int64_t tokens) override;
@@ -51,7 +51,7 @@ class HostPageStore final : public PageStore {
   // There is no tier below that this store knows how to reach.
   absl::Status MakeRoom(const absl::Status& full) override { return full; }
   void SetPinned(SequenceId sequence, bool pinned) override;
-  void SetTenant(SequenceId sequence, const std::string& tenant) override;
+  void SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) override;
   TenantBook& tenants() override { return tenants_; }
   PageStoreStats Stats() const override;
 
@@ -69,9 +69,9 @@ class HostPageStore final : public PageStore {
   // them, or one page. Each is moving until Settle().
   Moves BeginMoves(int from, int64_t max_bytes, const MoveFilter& filter = {});
   absl::Status CopyOut(const PagePlace& place, std::span<std::byte> bytes);
-  // The moving page has been copied to tier `to`: it lies there from now on, and its
-  // place in the slab, if it had one, is free.
-  Relocation Relocate(const PagePlace& place, int to);
+  // The moving page has been copied to tier `to`: it lies there from now on, stored `as` that,
+  // and its place in the slab, if it had one, is free.
+  Relocation Relocate(const PagePlace& place, int to, const StoredAs& as);
   void Settle(const PageKey& key);
   // Its bytes are lost or damaged where it lies: it is not moved again.
   void MarkStuck(const PageKey& key);
@@ -82,6 +82,8 @@ class HostPageStore final : public PageStore {
   absl::Status CheckHostQuota(SequenceId sequence, int64_t bytes);
   // Of the sequence's first `tokens`; it counts as used just now. NOT_FOUND.
   absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence, int64_t tokens);
+  // As SequencePages says. NOT_FOUND.
+  absl::StatusOr<std::vector<WrittenPart>> Written(SequenceId sequence) const;
   // Used and promised: what is not there for anybody else.
   int64_t TakenBytes() const;
 

@@ -25,8 +25,9 @@ absl::StatusOr<int64_t> HostPageStore::OpenFrom(const SequenceSpec& spec,
   HW_RETURN_IF_ERROR(from->pages.CheckSource(spec));
   const int64_t page_tokens = from->pages.spec().geometry.page_tokens;
   const int64_t most = std::clamp<int64_t>(source.tokens, 0, std::max<int64_t>(spec.max_tokens, 0));
-  const int64_t tokens = source.fork ? from->pages.CopyableTokens(most)
-                                     : from->pages.PreparedPages(most / page_tokens) * page_tokens;
+  const int64_t tokens =
+      source.fork ? from->pages.CopyableTokens(most)
+                  : from->pages.PreparedPages(most / page_tokens, /*exact=*/true) * page_tokens;
   const int64_t row = from->pages.pages_of_row();
   std::vector<int64_t> offsets;
   HW_ASSIGN_OR_RETURN(const EntryPtr entry, Admit(spec,
@@ -53,14 +54,15 @@ void HostPageStore::Hold(const SequencePages& taker) {
 }
 
 // A page at a time, so that others get at the sequence in between.
-absl::StatusOr<int64_t> HostPageStore::PrepareShare(SequenceId sequence, int64_t tokens) {
+absl::StatusOr<int64_t> HostPageStore::PrepareShare(SequenceId sequence, int64_t tokens,
+                                                    bool exact) {
   for (int64_t page = 0;; ++page) {
     HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
     MutexLock entry_lock(&entry->mutex);
     if (entry->released) return Ended(sequence);
     const int64_t page_tokens = entry->pages.spec().geometry.page_tokens;
     if (page >= tokens / page_tokens) return page * page_tokens;
-    const absl::StatusOr<bool> ready = entry->pages.PreparePage(page);
+    const absl::StatusOr<bool> ready = entry->pages.PreparePage(page, exact);
     Save(*entry);
     if (!ready.ok()) {
       MutexLock lock(&mutex_);

@@ -49,7 +49,7 @@ void HostPageStore::SetPinned(SequenceId sequence, bool pinned) {
   (*entry)->pinned = pinned;
 }
 
-void HostPageStore::SetTenant(SequenceId sequence, const std::string& tenant) {
+void HostPageStore::SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) {
   const absl::StatusOr<EntryPtr> entry = Find(sequence);
   if (!entry.ok()) return;
   MutexLock entry_lock(&(*entry)->mutex);
@@ -59,7 +59,7 @@ void HostPageStore::SetTenant(SequenceId sequence, const std::string& tenant) {
                                         .lower_bytes = -held.lower_bytes,
                                         .sequences = -held.sequences});
   tenants_.Change(tenant, held);
-  pages.SetTenant(tenant);
+  pages.SetOwner(tenant, dtype);
 }
 
 }  // namespace heavywater

@@ -74,13 +74,13 @@ absl::Status HostPageStore::CopyOut(const PagePlace& place, std::span<std::byte>
   return status;
 }
 
-Relocation HostPageStore::Relocate(const PagePlace& place, int to) {
+Relocation HostPageStore::Relocate(const PagePlace& place, int to, const StoredAs& as) {
   const absl::StatusOr<EntryPtr> entry = Find(place.key.sequence);
   if (!entry.ok()) return Relocation::kGone;
   MutexLock entry_lock(&(*entry)->mutex);
   if ((*entry)->released) return Relocation::kGone;
   std::optional<int64_t> offset;
-  const Relocation relocation = (*entry)->pages.Relocate(place, to, &offset);
+  const Relocation relocation = (*entry)->pages.Relocate(place, to, as, &offset);
   Save(**entry);
   if (offset.has_value()) {
     FreePages(**entry, {&*offset, 1});
@@ -171,6 +171,13 @@ absl::Status HostPageStore::Extend(SequenceId sequence, int64_t max_tokens) {
   entry->pages.Extend(max_tokens);
   Save(*entry);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<WrittenPart>> HostPageStore::Written(SequenceId sequence) const {
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+  MutexLock entry_lock(&entry->mutex);
+  if (entry->released) return Ended(sequence);
+  return entry->pages.Written();
 }
 
 int64_t HostPageStore::TakenBytes() const {

@@ -49,7 +49,7 @@ absl::Status OrderedPageStore::Read(const RowRange& rows, std::span<std::byte> b
 absl::Status OrderedPageStore::ReadBelow(const PagePlace& place, const RowRange& rows,
                                          std::span<std::byte> bytes) {
   std::vector<std::byte> page(place.page_bytes);
-  const absl::Status status = CopyPage(place, page);
+  const absl::Status status = CopyDecoded(place, page);
   if (!status.ok()) {
     if (!absl::IsNotFound(status)) CountFailure(place.tier, status);
     return status;
@@ -87,7 +87,7 @@ absl::Status OrderedPageStore::BringUp(SequenceId sequence, int64_t tokens) {
 
 absl::Status OrderedPageStore::BringUpPage(const PagePlace& place) {
   std::vector<std::byte> page(place.page_bytes);
-  const absl::Status copied = CopyPage(place, page);
+  const absl::Status copied = CopyDecoded(place, page);
   if (!copied.ok()) {
     if (!absl::IsNotFound(copied)) CountFailure(place.tier, copied);
     return copied;
@@ -138,7 +138,7 @@ absl::StatusOr<HostPageStore::Restored> OrderedPageStore::Restore() {
           absl::StrCat(Describe(place.key), " lies in tier ", place.tier, " of ", num_tiers()));
     }
     if (ended.contains(place.key.sequence)) continue;  // nobody asks for it
-    by_tier[place.tier].push_back({place.key, place.page_bytes});
+    by_tier[place.tier].push_back({place.key, place.stored_bytes()});
     MutexLock lock(&mutex_);
     lowered_.insert(place.key.sequence);
   }

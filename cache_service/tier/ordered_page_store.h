@@ -30,6 +30,9 @@ struct OrderedStoreOptions {
   // A tier that has refused a page is left alone for so long; what would have gone there
   // goes to the next one below.
   absl::Duration rest = absl::Seconds(1);
+  // Pages of numbers are stored at 8 bits below the host (page_coding.h), where they save room
+  // by it and have no NaN: what comes up again is near to what went down, not equal.
+  bool code_pages = false;
   // Told, with no lock held, when a tier begins to refuse pages (why), and when it takes
   // them again (OK). Null: nobody.
   std::function<void(const char* tier, const absl::Status& status)> on_change = nullptr;
@@ -51,8 +54,8 @@ class OrderedPageStore final : public PageStore {
   absl::StatusOr<int64_t> OpenFrom(const SequenceSpec& spec, const PageSource& source) override {
     return host_->OpenFrom(spec, source);
   }
-  absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens) override {
-    return host_->PrepareShare(sequence, tokens);
+  absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens, bool exact) override {
+    return host_->PrepareShare(sequence, tokens, exact);
   }
   absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override {
     return host_->Reserve(range, direct);
@@ -95,8 +98,8 @@ class OrderedPageStore final : public PageStore {
   using PageStore::BringUp;
   absl::Status MakeRoom(const absl::Status& full) override;
   void SetPinned(SequenceId sequence, bool pinned) override { host_->SetPinned(sequence, pinned); }
-  void SetTenant(SequenceId sequence, const std::string& tenant) override {
-    host_->SetTenant(sequence, tenant);
+  void SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) override {
+    host_->SetOwner(sequence, tenant, dtype);
   }
   TenantBook& tenants() override { return host_->tenants(); }
   PageStoreStats Stats() const override;
@@ -113,6 +116,10 @@ class OrderedPageStore final : public PageStore {
   // that lie below are told to their tiers.
   absl::StatusOr<HostPageStore::Restored> Restore();
 
+  // As HostPageStore says.
+  absl::StatusOr<std::vector<WrittenPart>> Written(SequenceId sequence) const {
+    return host_->Written(sequence);
+  }
   bool has_lower_tiers() const { return !below_.empty(); }
   const Slab& slab() const { return host_->slab(); }
   Slab& slab() { return host_->slab(); }
@@ -130,8 +137,9 @@ class OrderedPageStore final : public PageStore {
   struct Batch {
     std::vector<std::byte> memory;
     std::vector<PagePlace> places;
-    std::vector<PageCopy> copies;  // of `places`, in `memory`
-    int damaged = 0;               // pages that were to come along
+    std::vector<PageCopy> copies;  // of `places`, in `memory`, as they are to be stored
+    std::vector<StoredAs> stored_as;
+    int damaged = 0;  // pages that were to come along
   };
 
   // Tiers are counted from the host's 0.
@@ -147,7 +155,11 @@ class OrderedPageStore final : public PageStore {
   absl::Status MakeQuotaRoom(SequenceId sequence, const std::vector<PagePlace>& below);
   int64_t MoveBatch(int from, int to, const Batch& batch);
   Batch CopyBatch(int from, const std::vector<PagePlace>& places);
+  // As it is stored, and as its ranks wrote it.
   absl::Status CopyPage(const PagePlace& place, std::span<std::byte> bytes);
+  absl::Status CopyDecoded(const PagePlace& place, std::span<std::byte> page);
+  // Codes a page of the host in its place, if it is to be: its bytes then.
+  std::span<std::byte> Encode(const PagePlace& place, std::span<std::byte> page, StoredAs* as);
   int64_t FinishMoves(int from, int to, const Batch& batch,
                       const std::vector<absl::Status>& stored);
   // The next one below that is not left alone; 0: none.

@@ -1,8 +1,11 @@
 // How pages go down, and how what has ended is erased.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cache_service/base/crc32c.h"
+#include "cache_service/base/status.h"
 #include "cache_service/tier/ordered_page_store.h"
 #include "cache_service/tier/stored_page.h"
 
@@ -54,8 +57,10 @@ int64_t OrderedPageStore::MoveBatch(int from, int to, const Batch& batch) {
     MutexLock lock(&mutex_);
     lowered_.insert(batch.places.front().key.sequence);
   }
-  const int64_t need =
-      StoredBytes(batch.places.front().page_bytes) * static_cast<int64_t>(batch.places.size());
+  int64_t need = 0;
+  for (const PageCopy& copy : batch.copies) {
+    need += StoredBytes(static_cast<int64_t>(copy.bytes.size()));
+  }
   while (TierAt(to).Stats().free_bytes < need && MoveDown(to) > 0) {
   }
   return FinishMoves(from, to, batch, TierAt(to).Put(batch.copies));
@@ -71,6 +76,27 @@ absl::Status OrderedPageStore::CopyPage(const PagePlace& place, std::span<std::b
       absl::StrCat(Describe(place.key), ": checksum is ", *crc, ", want ", place.crc32c));
 }
 
+absl::Status OrderedPageStore::CopyDecoded(const PagePlace& place, std::span<std::byte> page) {
+  if (place.coding == PageDtype::kOpaque) return CopyPage(place, page);
+  std::vector<std::byte> coded(place.stored_bytes());
+  HW_RETURN_IF_ERROR(CopyPage(place, coded));
+  return DecodePage(place.geometry, place.coding, coded, page);
+}
+
+// A page with a NaN goes down as it is: nothing of it gets lost, and nobody is told that it is
+// something else.
+std::span<std::byte> OrderedPageStore::Encode(const PagePlace& place, std::span<std::byte> page,
+                                              StoredAs* as) {
+  if (!options_.code_pages || place.tier != kHostTier || !IsCoded(place.geometry, place.dtype)) {
+    return page;
+  }
+  std::vector<std::byte> coded(CodedBytes(place.geometry, place.dtype));
+  if (!EncodePage(place.geometry, place.dtype, page, coded).ok()) return page;
+  *as = {place.dtype, Crc32c(coded)};
+  std::memcpy(page.data(), coded.data(), coded.size());
+  return page.first(coded.size());
+}
+
 OrderedPageStore::Batch OrderedPageStore::CopyBatch(int from,
                                                     const std::vector<PagePlace>& places) {
   Batch batch;
@@ -78,11 +104,15 @@ OrderedPageStore::Batch OrderedPageStore::CopyBatch(int from,
   batch.memory.resize(page_bytes * places.size());
   const std::span<std::byte> memory(batch.memory);
   for (const PagePlace& place : places) {
-    const std::span<std::byte> bytes = memory.subspan(batch.places.size() * page_bytes, page_bytes);
+    const std::span<std::byte> bytes =
+        memory.subspan(batch.places.size() * page_bytes, static_cast<size_t>(place.stored_bytes()));
     const absl::Status copied = CopyPage(place, bytes);
     if (copied.ok()) {
+      StoredAs as = {place.coding, place.crc32c};
+      const std::span<std::byte> stored = Encode(place, bytes, &as);
       batch.places.push_back(place);
-      batch.copies.push_back({place.key, bytes, place.crc32c});
+      batch.copies.push_back({place.key, stored, as.crc32c});
+      batch.stored_as.push_back(as);
       continue;
     }
     CountFailure(from, copied);
@@ -108,7 +138,7 @@ int64_t OrderedPageStore::FinishMoves(int from, int to, const Batch& batch,
       refused.Update(stored[i]);
       continue;
     }
-    switch (host_->Relocate(place, to)) {
+    switch (host_->Relocate(place, to, batch.stored_as[i])) {
       case Relocation::kMoved:
         ++moved;
         left.push_back(place.key);

@@ -14,29 +14,31 @@ PageBook::PackedKey PageBook::Pack(const PageKey& key) {
 absl::StatusOr<bool> PageBook::Add(const PageKey& key, int64_t page_bytes) {
   HW_RETURN_IF_ERROR(CheckPageKey(key));
   const int64_t need = StoredBytes(page_bytes);
+  int64_t held = 0;  // by the same page at another size, which it replaces
   MutexLock lock(&mutex_);
   const auto found = sequences_.find(key.sequence);
   if (found != sequences_.end()) {
     const Sequence& known = found->second;
-    if (known.fingerprint != key.fingerprint || known.page_bytes != page_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          Describe(key), " has fingerprint ", key.fingerprint, " and ", page_bytes,
-          " bytes, the sequence's others have ", known.fingerprint, " and ", known.page_bytes));
+    if (known.fingerprint != key.fingerprint) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(Describe(key), " has fingerprint ", key.fingerprint,
+                       ", the sequence's others have ", known.fingerprint));
     }
-    if (known.pages.contains(Pack(key))) return false;
+    const auto there = known.pages.find(Pack(key));
+    if (there != known.pages.end() && there->second == page_bytes) return false;
+    if (there != known.pages.end()) held = StoredBytes(there->second);
   }
-  if (need > total_bytes_ - used_bytes_) {
+  if (need - held > total_bytes_ - used_bytes_) {
     return absl::ResourceExhaustedError(absl::StrCat(tier_, " tier: need ", need, " bytes, ",
                                                      total_bytes_ - used_bytes_, " are free of ",
                                                      total_bytes_));
   }
   Sequence& sequence = sequences_[key.sequence];
   sequence.fingerprint = key.fingerprint;
-  sequence.page_bytes = page_bytes;
-  sequence.pages.insert(Pack(key));
-  used_bytes_ += need;
-  ++pages_;
-  return true;
+  sequence.pages[Pack(key)] = static_cast<int32_t>(page_bytes);
+  used_bytes_ += need - held;
+  pages_ += held == 0 ? 1 : 0;
+  return held == 0;
 }
 
 absl::StatusOr<std::vector<PageKey>> PageBook::Restore(std::span<const StoredPage> pages) {
@@ -56,8 +58,10 @@ void PageBook::Remove(const PageKey& key) {
   MutexLock lock(&mutex_);
   const auto found = sequences_.find(key.sequence);
   if (found == sequences_.end() || found->second.fingerprint != key.fingerprint) return;
-  if (found->second.pages.erase(Pack(key)) == 0) return;
-  used_bytes_ -= StoredBytes(found->second.page_bytes);
+  const auto page = found->second.pages.find(Pack(key));
+  if (page == found->second.pages.end()) return;
+  used_bytes_ -= StoredBytes(page->second);
+  found->second.pages.erase(page);
   --pages_;
   if (found->second.pages.empty()) sequences_.erase(found);
 }
@@ -67,7 +71,7 @@ std::vector<PageKey> PageBook::KeysOf(SequenceId sequence, size_t max) const {
   MutexLock lock(&mutex_);
   const auto found = sequences_.find(sequence);
   if (found == sequences_.end()) return keys;
-  for (const PackedKey packed : found->second.pages) {
+  for (const auto& [packed, bytes] : found->second.pages) {
     if (keys.size() == max) break;
     keys.push_back({.sequence = sequence,
                     .fingerprint = found->second.fingerprint,

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "cache_service/base/mutex.h"
 #include "cache_service/tier/lower_tier.h"
@@ -22,7 +21,7 @@ class PageBook {
 
   // Room for the page; false when it is there already (then nothing is taken).
   // RESOURCE_EXHAUSTED naming need, free and limit; INVALID_ARGUMENT: another
-  // fingerprint or size than the sequence's other pages.
+  // fingerprint than the sequence's other pages.
   absl::StatusOr<bool> Add(const PageKey& key, int64_t page_bytes);
   // Those that lie in the tier already; those that are over the limit now are left out and
   // returned. DATA_LOSS: they do not fit together.
@@ -40,8 +39,7 @@ class PageBook {
   using PackedKey = uint64_t;
   struct Sequence {
     FingerprintId fingerprint = 0;
-    int64_t page_bytes = 0;
-    absl::flat_hash_set<PackedKey> pages;
+    absl::flat_hash_map<PackedKey, int32_t> pages;  // their bytes: coded pages have fewer
   };
   static PackedKey Pack(const PageKey& key);
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cache_service/tier/lower_tier.h"
+#include "cache_service/tier/page_coding.h"
 
 namespace heavywater {
 
@@ -13,11 +14,25 @@ namespace heavywater {
 inline constexpr int kHostTier = 0;
 inline constexpr int kMaxTiers = 8;
 
+// How a page is stored: its own bytes (kOpaque), or coded numbers of that type, and the
+// checksum of what is stored.
+struct StoredAs {
+  PageDtype coding = PageDtype::kOpaque;
+  uint32_t crc32c = 0;
+};
+
 struct PagePlace {
   PageKey key;
   int tier = kHostTier;
-  uint32_t crc32c = 0;  // of a sealed page
+  uint32_t crc32c = 0;  // of a sealed page, as it is stored
   int64_t page_bytes = 0;
+  PageDtype coding = PageDtype::kOpaque;  // as it is stored; in the host tier never coded
+  PageDtype dtype = PageDtype::kOpaque;   // of its numbers
+  PageGeometry geometry = {};
+
+  int64_t stored_bytes() const {
+    return coding == PageDtype::kOpaque ? page_bytes : CodedBytes(geometry, coding);
+  }
 };
 
 // Whose pages are to move.

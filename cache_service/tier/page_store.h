@@ -33,6 +33,8 @@ struct SequenceSpec {
   int64_t prompt_tokens = 0;  // room that admission holds for it
   // Whose quota bounds what it holds, in all tiers.
   std::string tenant = {};
+  // Of the numbers in its rows, where they may be stored at 8 bits below.
+  PageDtype dtype = PageDtype::kOpaque;
 };
 
 // A reservation's answer must fit into one message.
@@ -136,8 +138,9 @@ class PageStore {
   virtual absl::StatusOr<int64_t> OpenFrom(const SequenceSpec& spec, const PageSource& source) = 0;
   // Of the sequence's first `tokens`: how many lie in whole pages that OpenFrom() would
   // share. Seals those that are not sealed and checks the others: all of their bytes are read,
-  // without keeping others from the sequence for long. NOT_FOUND.
-  virtual absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens) = 0;
+  // without keeping others from the sequence for long. `exact`: none that was stored at 8 bits
+  // counts, as without PageSource::fork. NOT_FOUND.
+  virtual absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens, bool exact) = 0;
 
   // Makes pages writable for one rank; those that it holds already are returned
   // again. All or nothing. RESOURCE_EXHAUSTED naming need, free and limit;
@@ -212,8 +215,8 @@ class PageStore {
   virtual absl::Status MakeRoom(const absl::Status& full) = 0;
   // Its pages stay in the tier where they are. Nothing for an unknown one.
   virtual void SetPinned(SequenceId sequence, bool pinned) = 0;
-  // After a restart, which has brought back the pages but not whose they are.
-  virtual void SetTenant(SequenceId sequence, const std::string& tenant) = 0;
+  // After a restart, which has brought back the pages but not whose and what they are.
+  virtual void SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) = 0;
   virtual TenantBook& tenants() = 0;
   virtual PageStoreStats Stats() const = 0;
 };

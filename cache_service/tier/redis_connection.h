@@ -17,7 +17,7 @@ namespace heavywater {
 
 // Where it is, and who asks.
 struct RedisEndpoint {
-  std::string host;
+  std::string host = {};
   int port = 0;
   absl::Duration timeout = absl::Seconds(1);
   std::string username = {};       // empty: Redis's "default"

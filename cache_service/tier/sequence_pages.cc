@@ -420,6 +420,13 @@ void SequencePages::Truncate(int64_t tokens) {
   for (int rank = 0; rank < spec_.num_ranks; ++rank) {
     if (Watermark(rank) > tokens) WatermarkCell(rank).store(tokens, std::memory_order_release);
   }
+  // What was given up from there on may come after all.
+  const int64_t end = spec_.geometry.PagesFor(tokens);
+  for (auto& [rank, spans] : skipped_) {
+    std::erase_if(spans, [end](const PageSpan& span) { return span.begin >= end; });
+    for (PageSpan& span : spans) span.end = std::min(span.end, end);
+    NoteChange();
+  }
   for (auto& [key, entry] : pages_) {
     const int64_t left = std::max<int64_t>(0, tokens - PageOfKey(key) * spec_.geometry.page_tokens);
     if (entry.rows_written <= left) continue;
@@ -431,7 +438,15 @@ void SequencePages::Truncate(int64_t tokens) {
 void SequencePages::StopWriter(int rank) {
   if (rank < 0 || rank >= spec_.num_ranks) return;
   if (writers_.erase(rank) > 0) NoteChange();
+  // Whoever comes next for the rank may map the slab.
+  if (streamers_.erase(rank) > 0) NoteChange();
   if (stopped_.insert(rank).second) NoteChange();
+}
+
+std::vector<WrittenPart> SequencePages::Written() const {
+  std::vector<WrittenPart> parts;
+  for (const auto& [rank, heads] : heads_) parts.push_back({rank, heads, Watermark(rank)});
+  return parts;
 }
 
 }  // namespace heavywater

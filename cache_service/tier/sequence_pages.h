@@ -26,18 +26,27 @@ namespace heavywater {
 // Of a page that came from another sequence, until a rank of this one reserves it.
 inline constexpr int16_t kNoRank = -1;
 
+// What one rank has written of a sequence.
+struct WrittenPart {
+  int rank = 0;
+  HeadRange heads = {};
+  int64_t num_positions = 0;
+};
+
 // A page's bookkeeping: with its key and the table's overhead under 100 bytes.
 struct PageEntry {
-  int64_t offset = 0;        // in the slab
-  uint32_t crc = 0;          // of the whole page, once sealed
-  int32_t rows_written = 0;  // leading rows that came through Write()
-  int16_t rank = 0;          // that fills it, or kNoRank
-  uint8_t tier = kHostTier;  // in a lower one `offset` means nothing
-  bool direct = false;       // the rank may fill it in the slab, past rows_written
+  int64_t offset = 0;                     // in the slab
+  uint32_t crc = 0;                       // of the whole page as it is stored, once sealed
+  int32_t rows_written = 0;               // leading rows that came through Write()
+  int16_t rank = 0;                       // that fills it, or kNoRank
+  uint8_t tier = kHostTier;               // in a lower one `offset` means nothing
+  PageDtype coding = PageDtype::kOpaque;  // of a page below that is stored at 8 bits
+  bool direct = false;                    // the rank may fill it in the slab, past rows_written
   bool sealed = false;
-  bool moving = false;  // to another tier: only whoever moves it may change its tier
-  bool stuck = false;   // its bytes are damaged or lost: it moves nowhere
-  bool shared = false;  // other sequences may hold its memory, too: nobody writes to it
+  bool moving = false;   // to another tier: only whoever moves it may change its tier
+  bool stuck = false;    // its bytes are damaged or lost: it moves nowhere
+  bool rounded = false;  // has been stored at 8 bits
+  bool shared = false;   // other sequences may hold its memory, too: nobody writes to it
 };
 
 // Not thread safe; HostPageStore holds its mutex around every call. The slab must
@@ -83,10 +92,15 @@ class SequencePages {
   // Ranks that may be writing in the slab.
   void StopWriter(int rank);
   bool has_writers() const { return !writers_.empty(); }
+  // Of each rank that has reserved pages: its heads, and how far they are written.
+  std::vector<WrittenPart> Written() const;
   bool all_stopped() const { return static_cast<int>(stopped_.size()) == spec_.num_ranks; }
 
   const SequenceSpec& spec() const { return spec_; }
-  void SetTenant(const std::string& tenant) { spec_.tenant = tenant; }
+  void SetOwner(const std::string& tenant, PageDtype dtype) {
+    spec_.tenant = tenant;
+    spec_.dtype = dtype;
+  }
   // More tokens will come: pages stay in the slab until ranks have written, and stopped again.
   void Extend(int64_t max_tokens);
   // Positions from there on are not committed any more.
@@ -96,9 +110,10 @@ class SequencePages {
   absl::Status CheckSource(const SequenceSpec& spec) const;
   // Whether all layers and heads of the page are committed, in host memory and whole: seals
   // or checks each. DATA_LOSS naming the one that has changed, which is stuck from then on.
-  absl::StatusOr<bool> PreparePage(int64_t page);
+  // `exact`: none may have been stored at 8 bits.
+  absl::StatusOr<bool> PreparePage(int64_t page, bool exact);
   // Leading pages for which PreparePage() has held, at most `max`.
-  int64_t PreparedPages(int64_t max) const;
+  int64_t PreparedPages(int64_t max, bool exact) const;
   // Of the first `tokens`: those that are committed and whose pages lie in host memory, the
   // last page's, which need not be whole, included.
   int64_t CopyableTokens(int64_t tokens) const;
@@ -129,7 +144,8 @@ class SequencePages {
   absl::Status CopyOut(const PagePlace& place, std::span<std::byte> bytes);
   // The moving page has been copied to tier `to`. Its offset in the slab, when it
   // leaves that one, is free.
-  Relocation Relocate(const PagePlace& place, int to, std::optional<int64_t>* free_offset);
+  Relocation Relocate(const PagePlace& place, int to, const StoredAs& as,
+                      std::optional<int64_t>* free_offset);
   void Settle(const PageKey& key);
   void MarkStuck(const PageKey& key);
   // Puts a page back into the slab at `offset`; it is moving until Settle(). False when it

@@ -36,14 +36,15 @@ absl::Status SequencePages::CheckSource(const SequenceSpec& spec) const {
   return Differs("row_bytes", spec.geometry.row_bytes, own.row_bytes);
 }
 
-absl::StatusOr<bool> SequencePages::PreparePage(int64_t page) {
+absl::StatusOr<bool> SequencePages::PreparePage(int64_t page, bool exact) {
   for (int64_t row = 0; row < pages_of_row(); ++row) {
     const int heads = spec_.geometry.num_kv_heads;
     const Key key = KeyOf(static_cast<int>(row / heads), static_cast<int>(row % heads), page);
     const auto found = pages_.find(key);
     if (found == pages_.end()) return false;
     PageEntry& entry = found->second;
-    if (entry.tier != kHostTier || entry.stuck || !IsCommitted(key, entry)) return false;
+    const bool fits = entry.tier == kHostTier && !entry.stuck && !(exact && entry.rounded);
+    if (!fits || !IsCommitted(key, entry)) return false;
     if (!entry.sealed) {
       Seal(key, entry);
       continue;
@@ -58,7 +59,7 @@ absl::StatusOr<bool> SequencePages::PreparePage(int64_t page) {
   return true;
 }
 
-int64_t SequencePages::PreparedPages(int64_t max) const {
+int64_t SequencePages::PreparedPages(int64_t max, bool exact) const {
   const int heads = spec_.geometry.num_kv_heads;
   for (int64_t page = 0; page < max; ++page) {
     for (int64_t row = 0; row < pages_of_row(); ++row) {
@@ -67,7 +68,7 @@ int64_t SequencePages::PreparedPages(int64_t max) const {
       if (found == pages_.end()) return page;
       const PageEntry& entry = found->second;
       const bool ready = entry.tier == kHostTier && entry.sealed && !entry.stuck;
-      if (!ready || !IsCommitted(key, entry)) return page;
+      if (!ready || (exact && entry.rounded) || !IsCommitted(key, entry)) return page;
     }
   }
   return max;
@@ -75,7 +76,7 @@ int64_t SequencePages::PreparedPages(int64_t max) const {
 
 int64_t SequencePages::CopyableTokens(int64_t tokens) const {
   const int64_t page_tokens = spec_.geometry.page_tokens;
-  const int64_t whole = PreparedPages(tokens / page_tokens);
+  const int64_t whole = PreparedPages(tokens / page_tokens, /*exact=*/false);
   if (whole < tokens / page_tokens || tokens % page_tokens == 0) return whole * page_tokens;
   const int heads = spec_.geometry.num_kv_heads;
   int64_t last = tokens;
@@ -102,6 +103,7 @@ void SequencePages::TakeFrom(SequencePages& source, int64_t tokens,
     own.offset = theirs.offset;
     own.rank = kNoRank;
     own.direct = true;
+    own.rounded = theirs.rounded;
     own.rows_written = static_cast<int32_t>(std::min(page_tokens, tokens - page * page_tokens));
     if (page < whole) {
       HW_CHECK(theirs.sealed);

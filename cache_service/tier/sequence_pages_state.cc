@@ -9,9 +9,10 @@ namespace heavywater {
 namespace {
 
 std::string PageRecord(const PageEntry& entry) {
-  const int64_t flags = int64_t{entry.direct} | int64_t{entry.sealed} << 1 |
-                        int64_t{entry.stuck} << 2 | int64_t{entry.shared} << 3 |
-                        int64_t{entry.tier} << 8 | int64_t{entry.rank} << 16;
+  const int64_t flags =
+      int64_t{entry.direct} | int64_t{entry.sealed} << 1 | int64_t{entry.stuck} << 2 |
+      int64_t{static_cast<uint8_t>(entry.coding)} << 3 | int64_t{entry.shared} << 5 |
+      int64_t{entry.rounded} << 6 | int64_t{entry.tier} << 8 | int64_t{entry.rank} << 16;
   RecordWriter writer;
   writer.Add(entry.offset);
   writer.Add(int64_t{entry.crc} | int64_t{entry.rows_written} << 32);
@@ -147,7 +148,9 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::LoadPage(uint64_t number
   entry.direct = (flags & 1) != 0;
   entry.sealed = (flags >> 1 & 1) != 0;
   entry.stuck = (flags >> 2 & 1) != 0;
-  const bool shared = (flags >> 3 & 1) != 0;
+  entry.coding = static_cast<PageDtype>(flags >> 3 & 3);
+  const bool shared = (flags >> 5 & 1) != 0;
+  entry.rounded = (flags >> 6 & 1) != 0;
   entry.tier = static_cast<uint8_t>(flags >> 8);
   entry.rank = static_cast<int16_t>(flags >> 16);
   const Key key = number;

@@ -37,7 +37,10 @@ PagePlace SequencePages::PlaceOf(Key key, const PageEntry& entry) const {
                   .page = PageOfKey(key)},
           .tier = entry.tier,
           .crc32c = entry.crc,
-          .page_bytes = spec_.geometry.page_bytes()};
+          .page_bytes = spec_.geometry.page_bytes(),
+          .coding = entry.coding,
+          .dtype = spec_.dtype,
+          .geometry = spec_.geometry};
 }
 
 bool SequencePages::MayLeave(Key key, const PageEntry& entry, int from) const {
@@ -83,7 +86,7 @@ absl::Status SequencePages::CopyOut(const PagePlace& place, std::span<std::byte>
       absl::StrCat(Describe(place.key), ": checksum is ", crc, ", want ", place.crc32c));
 }
 
-Relocation SequencePages::Relocate(const PagePlace& place, int to,
+Relocation SequencePages::Relocate(const PagePlace& place, int to, const StoredAs& as,
                                    std::optional<int64_t>* free_offset) {
   PageEntry* const entry = FindKey(place.key);
   if (entry == nullptr) return Relocation::kGone;
@@ -97,6 +100,8 @@ Relocation SequencePages::Relocate(const PagePlace& place, int to,
     ++num_below_;
   }
   entry->tier = static_cast<uint8_t>(to);
+  entry->coding = as.coding;
+  entry->crc = as.crc32c;
   Touch(KeyOf(place.key.layer, place.key.kv_head, place.key.page));
   return Relocation::kMoved;
 }
@@ -119,6 +124,12 @@ bool SequencePages::Promote(const PagePlace& place, int64_t offset,
   std::memcpy(slab_.At(offset), bytes.data(), bytes.size());
   entry->offset = offset;
   entry->tier = kHostTier;
+  // What was coded is another page now, as whole as any.
+  if (entry->coding != PageDtype::kOpaque) {
+    entry->crc = Crc32c(bytes);
+    entry->rounded = true;
+  }
+  entry->coding = PageDtype::kOpaque;
   entry->moving = true;
   Touch(KeyOf(place.key.layer, place.key.kv_head, place.key.page));
   --num_below_;

@@ -97,7 +97,13 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const std::stri
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Adopt(const std::string& name,
                                                                   int64_t bytes) {
   HW_ASSIGN_OR_RETURN(std::unique_ptr<SharedMemory> memory, Open(name, bytes));
-  if (flock(memory->fd_, LOCK_EX | LOCK_NB) != 0) {
+  // Who only looks whether it is in use (FindWaitingSlabs()) has it for a moment.
+  bool locked = false;
+  for (int tries = 0; tries < 20 && !locked; ++tries) {
+    if (tries > 0) usleep(5'000);
+    locked = flock(memory->fd_, LOCK_EX | LOCK_NB) == 0;
+  }
+  if (!locked) {
     return absl::UnavailableError(
         absl::StrCat("slab \"", name, "\" belongs to another process that runs"));
   }

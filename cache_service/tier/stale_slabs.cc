@@ -54,6 +54,25 @@ int RemoveStaleSlabs(const std::string& prefix) {
   return removed;
 }
 
+std::vector<WaitingSlab> FindWaitingSlabs(const std::string& prefix) {
+  std::vector<WaitingSlab> waiting;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(kDirectory, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.compare(0, prefix.size(), prefix) != 0) continue;
+    const int fd = shm_open(("/" + name).c_str(), O_RDONLY | O_CLOEXEC, 0);
+    if (fd < 0) continue;
+    SlabHeader header{};
+    // The lock that shows that nobody has it goes with the descriptor.
+    if (IsStale(fd, {.kept_too = true}) &&
+        pread(fd, &header, sizeof(header), 0) == sizeof(header) && header.kept != 0) {
+      waiting.push_back({name, header.committed_bytes});
+    }
+    close(fd);
+  }
+  return waiting;
+}
+
 bool RemoveStaleSlab(const std::string& name, bool unfinished_too) {
   return RemoveIfStale(name, {.kept_too = true, .unfinished_too = unfinished_too});
 }

@@ -2,7 +2,9 @@
 // name.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace heavywater {
 
@@ -11,6 +13,14 @@ namespace heavywater {
 // still map one keep what they have mapped. Slabs that wait for their owner to come
 // back (Slab::Keep()) stay.
 int RemoveStaleSlabs(const std::string& prefix);
+
+// Slabs of this node that wait for their owner to come back, which no process has open now.
+// It may come, or its state_dir may be in no configuration any more: only people know.
+struct WaitingSlab {
+  std::string name;
+  int64_t bytes = 0;
+};
+std::vector<WaitingSlab> FindWaitingSlabs(const std::string& prefix);
 
 // The one of this name, also where it waits for an owner. `unfinished_too`: also where its
 // owner was killed before the header was written; only for a name that no other process

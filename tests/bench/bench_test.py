@@ -80,6 +80,8 @@ def test_tier_prints_a_row_for_each_tier_operation_and_check() -> None:
         ("host", "get", True),
         ("disk", "put", True),
         ("disk", "get", True),
+        ("stream", "put", True),
+        ("stream", "get", True),
     ]
     for row in rows:
         assert list(row) == ["tier", "op", "bytes", "crc", "vs_memcpy", "vs_redis", "vs_peer"]
@@ -90,6 +92,8 @@ def test_tier_prints_a_row_for_each_tier_operation_and_check() -> None:
             assert row["vs_peer"] is None
         else:
             assert row["vs_memcpy"] is row["vs_redis"] is None
+        if row["tier"] == "stream":
+            assert row["vs_peer"] > 0
 
 
 needs_model = pytest.mark.skipif("HEAVYWATER_MODEL" not in os.environ, reason="no model: HEAVYWATER_MODEL")

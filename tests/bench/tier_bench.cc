@@ -1,5 +1,5 @@
 // `tier`: pages through the host tier beside plain memcpy and beside a Redis over TCP;
-// through the disk tier beside RocksDB as it is.
+// through the disk tier beside RocksDB as it is; through streams beside gRPC as it is.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -11,6 +11,7 @@
 #include "cache_service/base/status.h"
 #include "tests/bench/lower_tier_peers.h"
 #include "tests/bench/options.h"
+#include "tests/bench/stream_case.h"
 #include "tests/bench/tier_case.h"
 #include "tests/bench/timing.h"
 
@@ -190,6 +191,41 @@ absl::Status DiskRows(Pages& pages, BenchJson& rows) {
   return absl::OkStatus();
 }
 
+// Streams of the cache service beside gRPC as it is: the same messages, sizes and chunks over
+// loopback. Puts are of all pages at once; gets of one after the other.
+absl::Status StreamRows(Pages& pages, BenchJson& rows) {
+  const auto count = static_cast<int>(pages.source.size());
+  HW_ASSIGN_OR_RETURN(const auto service, MakeServiceStream(pages.bytes, count));
+  if (service == nullptr) return absl::OkStatus();  // a build without servers
+  HW_ASSIGN_OR_RETURN(const auto bare, MakeBareStream(pages.bytes, count));
+  HW_ASSIGN_OR_RETURN(
+      const std::vector<double> put,
+      Medians(pages.rounds, {{nullptr, [&](int) { return service->Put(pages.source); }},
+                             {nullptr, [&](int) { return bare->Put(pages.source); }}}));
+  HW_RETURN_IF_ERROR(service->MakeReadable());
+  const auto get_all = [&](StreamCase& stream) -> absl::Status {
+    for (int page = 0; page < count; ++page) {
+      HW_RETURN_IF_ERROR(stream.Get(page, pages.target));
+    }
+    return absl::OkStatus();
+  };
+  HW_ASSIGN_OR_RETURN(const std::vector<double> get,
+                      Medians(pages.rounds, {{nullptr, [&](int) { return get_all(*service); }},
+                                             {nullptr, [&](int) { return get_all(*bare); }}}));
+  for (StreamCase* const stream : {service.get(), bare.get()}) {
+    for (int page = 0; page < count; ++page) {
+      HW_RETURN_IF_ERROR(stream->Get(page, pages.target));
+      HW_RETURN_IF_ERROR(CheckSame(pages.target, pages.source[page]));
+    }
+  }
+  for (const auto& [op, seconds] : {std::pair("put", put), std::pair("get", get)}) {
+    BenchJson row = Row("stream", op, pages.bytes, true);
+    row["vs_peer"] = seconds[1] / seconds[0];
+    rows.push_back(std::move(row));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<BenchJson> RunTierBench(const BenchOptions& options) {
@@ -203,6 +239,7 @@ absl::StatusOr<BenchJson> RunTierBench(const BenchOptions& options) {
       HW_RETURN_IF_ERROR(HostRows(pages, crc, redis.get(), report["rows"]));
     }
     HW_RETURN_IF_ERROR(DiskRows(pages, report["rows"]));
+    HW_RETURN_IF_ERROR(StreamRows(pages, report["rows"]));
   }
   return report;
 }

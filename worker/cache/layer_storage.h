@@ -1,6 +1,7 @@
 // Device memory of one layer of one sequence, and the mirror of its tables.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -38,6 +39,10 @@ class LayerStorage {
   int64_t used() const { return tables_[0].used(); }
   int64_t resident() const { return tables_[0].resident(); }
   LayerView View(const KvShape& shape) const;
+  // All that it holds but positions: slots; scores and gains.
+  std::array<DeviceSpan<std::byte>, 2> contents() const {
+    return {slots_.As<std::byte>(), scores_.As<std::byte>()};
+  }
 
   // To `capacity` slots per set, in new buffers; the old ones live until the
   // copy is done. Everything keeps its slot.

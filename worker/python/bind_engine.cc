@@ -26,8 +26,9 @@ namespace nb = nanobind;
 
 namespace {
 
-using InRows = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using OutRows = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+// Of any device: CheckRows() wants the engine's.
+using InRows = nb::ndarray<const float, nb::ndim<3>, nb::c_contig>;
+using OutRows = nb::ndarray<float, nb::ndim<3>, nb::c_contig>;
 // sequence, phase, first position, tokens
 using Item = std::tuple<SequenceId, EnginePhase, int64_t, int64_t>;
 
@@ -37,8 +38,21 @@ auto WithoutLock(Function function) {
   return function();
 }
 
+std::string DeviceName(int type, int id) {
+  if (type == nb::device::cpu::value) return "cpu";
+  if (type == nb::device::cuda::value) return absl::StrCat("cuda:", id);
+  return absl::StrCat("a device of DLPack's type ", type);
+}
+
 template <typename Rows>
-void CheckShape(const char* field, const Rows& rows, int64_t want_rows, int heads, int head_dim) {
+void CheckRows(const char* field, const Rows& rows, LocalEngine& engine, int64_t want_rows,
+               int heads) {
+  const std::string got = DeviceName(rows.device_type(), rows.device_id());
+  if (got != engine.device().name()) {
+    RaiseIfError(absl::InvalidArgumentError(absl::StrCat(
+        field, " is on ", got, ", want ", engine.device().name(), ", the engine's device")));
+  }
+  const int head_dim = engine.shape().head_dim;
   const bool fits = static_cast<int64_t>(rows.shape(0)) == want_rows &&
                     static_cast<int>(rows.shape(1)) == heads &&
                     static_cast<int>(rows.shape(2)) == head_dim;
@@ -48,10 +62,12 @@ void CheckShape(const char* field, const Rows& rows, int64_t want_rows, int head
                    "], want [", want_rows, "][", heads, "][", head_dim, "]")));
 }
 
-std::shared_ptr<LocalDevice> CreateDevice(int num_threads, const std::string& target,
-                                          int64_t host_memory_bytes) {
-  return ValueOrRaise(LocalDevice::Create(
-      {.num_threads = num_threads, .target = target, .host_memory_bytes = host_memory_bytes}));
+std::shared_ptr<LocalDevice> CreateDevice(const std::string& device, int num_threads,
+                                          const std::string& target, int64_t host_memory_bytes) {
+  return ValueOrRaise(LocalDevice::Create({.device = device,
+                                           .num_threads = num_threads,
+                                           .target = target,
+                                           .host_memory_bytes = host_memory_bytes}));
 }
 
 std::unique_ptr<LocalEngine> CreateEngine(std::shared_ptr<LocalDevice> device, int num_layers,
@@ -109,10 +125,10 @@ void Attend(LocalEngine& engine, int layer, const InRows& queries, const InRows&
             const InRows& values, const OutRows& out) {
   const KvShape& shape = engine.shape();
   const int64_t rows = static_cast<int64_t>(queries.shape(0));
-  CheckShape("queries", queries, rows, shape.num_query_heads, shape.head_dim);
-  CheckShape("keys", keys, rows, shape.num_kv_heads, shape.head_dim);
-  CheckShape("values", values, rows, shape.num_kv_heads, shape.head_dim);
-  CheckShape("out", out, rows, shape.num_query_heads, shape.head_dim);
+  CheckRows("queries", queries, engine, rows, shape.num_query_heads);
+  CheckRows("keys", keys, engine, rows, shape.num_kv_heads);
+  CheckRows("values", values, engine, rows, shape.num_kv_heads);
+  CheckRows("out", out, engine, rows, shape.num_query_heads);
   const CallerRows all{.rows = rows,
                        .queries = queries.data(),
                        .keys = keys.data(),
@@ -130,6 +146,33 @@ nb::list KeptSets(LocalEngine& engine, SequenceId sequence) {
         nb::make_tuple(set.layer, set.kv_head, nb::cast(set.positions), nb::cast(set.scores)));
   }
   return sets;
+}
+
+nb::bytes AsBytes(const std::vector<std::byte>& bytes) {
+  return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+nb::bytes SaveState(LocalEngine& engine, SequenceId sequence) {
+  return AsBytes(ValueOrRaise(WithoutLock([&] { return engine.SaveState(sequence); })));
+}
+
+nb::bytes ReadPage(LocalEngine& engine, SequenceId sequence, int64_t page) {
+  return AsBytes(ValueOrRaise(WithoutLock([&] { return engine.ReadPage(sequence, page); })));
+}
+
+void LoadState(LocalEngine& engine, SequenceId sequence, const PolicyOptions& policy,
+               int64_t prompt_tokens, int64_t max_tokens, const nb::bytes& state,
+               const std::vector<nb::bytes>& pages, int64_t tokens_seen) {
+  const auto span_of = [](const nb::bytes& bytes) {
+    return std::span(reinterpret_cast<const std::byte*>(bytes.c_str()), bytes.size());
+  };
+  std::vector<std::span<const std::byte>> spans;
+  for (const nb::bytes& page : pages) spans.push_back(span_of(page));
+  const std::span<const std::byte> whole = span_of(state);
+  const SequenceOptions options{
+      .policy = policy, .prompt_tokens = prompt_tokens, .max_tokens = max_tokens};
+  RaiseIfError(
+      WithoutLock([&] { return engine.LoadState(sequence, options, whole, spans, tokens_seen); }));
 }
 
 nb::bytes ReadKv(LocalEngine& engine, SequenceId sequence, int layer, int kv_head,
@@ -169,7 +212,7 @@ void BindEngine(nb::module_& module) {
       .value("PROMPT_LAST", EnginePhase::kPromptLast)
       .value("DECODE", EnginePhase::kDecode);
   nb::class_<LocalDevice>(module, "LocalDevice")
-      .def(nb::new_(&CreateDevice), nb::arg("num_threads"), nb::arg("target"),
+      .def(nb::new_(&CreateDevice), nb::arg("device"), nb::arg("num_threads"), nb::arg("target"),
            nb::arg("host_memory_bytes"))
       .def_prop_ro("host_bytes",
                    [](LocalDevice& d) { return WithoutLock([&d] { return d.host_bytes(); }); });
@@ -186,6 +229,11 @@ void BindEngine(nb::module_& module) {
             RaiseIfError(WithoutLock([&] { return e.Fork(id, from, source); }));
           },
           nb::arg("sequence"), nb::arg("source_engine"), nb::arg("source"))
+      .def("save_state", &SaveState, nb::arg("sequence"))
+      .def("read_page", &ReadPage, nb::arg("sequence"), nb::arg("page"))
+      .def("load_state", &LoadState, nb::arg("sequence"), nb::arg("policy"),
+           nb::arg("prompt_tokens"), nb::arg("max_tokens"), nb::arg("state"), nb::arg("pages"),
+           nb::arg("tokens_seen"))
       .def(
           "truncate",
           [](LocalEngine& e, SequenceId id, int64_t tokens) {

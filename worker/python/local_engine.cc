@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "cache_service/base/status.h"
+#include "worker/python/gpu_backend.h"
 #include "worker/rank/check_finite.h"
 
 namespace heavywater {
@@ -14,11 +18,32 @@ namespace {
 // A group of one waits for nobody.
 constexpr absl::Duration kCollectiveTimeout = absl::Seconds(30);
 constexpr int kMaxThreads = 256;
+constexpr int kMaxGpus = 256;
+
+// -1: the CPU.
+absl::StatusOr<int> ParseDevice(const std::string& name) {
+  if (name == "cpu") return -1;
+  absl::string_view number = name;
+  int gpu = 0;
+  if (absl::ConsumePrefix(&number, "cuda:") && absl::SimpleAtoi(number, &gpu) && gpu >= 0 &&
+      gpu < kMaxGpus) {
+    return gpu;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("device is \"", name, "\", want \"cpu\" or \"cuda:0\" and so on"));
+}
 
 }  // namespace
 
-LocalDevice::LocalDevice(std::unique_ptr<Backend> backend, int64_t host_memory_bytes)
-    : backend_(std::move(backend)), tier_(host_memory_bytes) {}
+LocalDevice::LocalDevice(std::unique_ptr<Backend> backend, int gpu, int64_t host_memory_bytes)
+    : backend_(std::move(backend)),
+      gpu_(gpu),
+      // What the CPU's backend is told of memory is nothing.
+      tier_(host_memory_bytes,
+            {.on_allocated =
+                 [&backend = *backend_](auto memory) { return backend.RegisterHostMemory(memory); },
+             .on_freeing = [&backend = *backend_](
+                               auto memory) { return backend.UnregisterHostMemory(memory); }}) {}
 
 absl::StatusOr<std::shared_ptr<LocalDevice>> LocalDevice::Create(
     const LocalDeviceOptions& options) {
@@ -30,12 +55,19 @@ absl::StatusOr<std::shared_ptr<LocalDevice>> LocalDevice::Create(
     return absl::InvalidArgumentError(
         absl::StrCat("host_memory_bytes is ", options.host_memory_bytes, ", want 0 or more"));
   }
-  HW_ASSIGN_OR_RETURN(
-      std::unique_ptr<Backend> backend,
-      CreateCpuBackend({.num_threads = options.num_threads, .target = options.target}));
+  HW_ASSIGN_OR_RETURN(const int gpu, ParseDevice(options.device));
+  std::unique_ptr<Backend> backend;
+  if (gpu >= 0) {
+    HW_ASSIGN_OR_RETURN(backend, CreateGpuBackend(gpu));
+  } else {
+    HW_ASSIGN_OR_RETURN(
+        backend, CreateCpuBackend({.num_threads = options.num_threads, .target = options.target}));
+  }
   return std::shared_ptr<LocalDevice>(
-      new LocalDevice(std::move(backend), options.host_memory_bytes));
+      new LocalDevice(std::move(backend), gpu, options.host_memory_bytes));
 }
+
+std::string LocalDevice::name() const { return gpu_ < 0 ? "cpu" : absl::StrCat("cuda:", gpu_); }
 
 int64_t LocalDevice::host_bytes() {
   const std::lock_guard lock(mutex_);
@@ -86,6 +118,24 @@ absl::Status LocalEngine::Truncate(SequenceId sequence, int64_t tokens) {
   return engine_->Truncate(sequence, tokens);
 }
 
+absl::StatusOr<std::vector<std::byte>> LocalEngine::SaveState(SequenceId sequence) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->SaveState(sequence);
+}
+
+absl::StatusOr<std::vector<std::byte>> LocalEngine::ReadPage(SequenceId sequence, int64_t page) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->ReadPage(sequence, page);
+}
+
+absl::Status LocalEngine::LoadState(SequenceId sequence, const SequenceOptions& options,
+                                    std::span<const std::byte> state,
+                                    std::span<const std::span<const std::byte>> pages,
+                                    int64_t tokens_seen) {
+  const std::lock_guard lock(device_->mutex());
+  return engine_->LoadState(sequence, options, state, pages, tokens_seen);
+}
+
 absl::Status LocalEngine::Close(SequenceId sequence) {
   const std::lock_guard lock(device_->mutex());
   return engine_->Close(sequence);
@@ -124,6 +174,7 @@ absl::Status LocalEngine::Attend(int layer, const CallerRows& rows) {
 }
 
 absl::Status LocalEngine::CheckRows(const CallerRows& rows) const {
+  if (device_->gpu() >= 0) return absl::OkStatus();
   const int64_t queries = rows.rows * shape().num_query_heads * shape().head_dim;
   const int64_t keys = rows.rows * shape().num_kv_heads * shape().head_dim;
   HW_RETURN_IF_ERROR(CheckFinite("queries", {rows.queries, static_cast<size_t>(queries)}));
@@ -134,7 +185,7 @@ absl::Status LocalEngine::CheckRows(const CallerRows& rows) const {
 absl::Status LocalEngine::AttendPart(int layer, const CallerRows& rows) {
   const int64_t queries = rows.rows * shape().num_query_heads * shape().head_dim;
   const int64_t keys = rows.rows * shape().num_kv_heads * shape().head_dim;
-  // Device memory of the CPU's backend is host memory: the caller's is as good.
+  // The caller's memory is as good as the backend's own.
   HW_RETURN_IF_ERROR(
       engine_->Attend(layer, {.queries = DeviceSpan<const float>(rows.queries, queries),
                               .keys = DeviceSpan<const float>(rows.keys, keys),

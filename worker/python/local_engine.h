@@ -23,12 +23,13 @@
 namespace heavywater {
 
 struct LocalDeviceOptions {
+  std::string device = "cpu";                    // or "cuda:N"
   int num_threads = 1;                           // of attention, the caller's included
   std::string target = "best";                   // as CpuBackendOptions
   int64_t host_memory_bytes = int64_t{4} << 30;  // for demoted positions, of all engines
 };
 
-// The CPU and the host memory that engines of one process share. Calls of its engines
+// The device and the host memory that engines of one process share. Calls of its engines
 // take turns: any thread may make them.
 class LocalDevice {
  public:
@@ -39,17 +40,22 @@ class LocalDevice {
   LocalHostTier& tier() { return tier_; }
   std::mutex& mutex() { return mutex_; }
   int64_t host_bytes();
+  // -1: the CPU, whose memory is the host's.
+  int gpu() const { return gpu_; }
+  std::string name() const;
 
  private:
-  LocalDevice(std::unique_ptr<Backend> backend, int64_t host_memory_bytes);
+  LocalDevice(std::unique_ptr<Backend> backend, int gpu, int64_t host_memory_bytes);
 
   std::mutex mutex_;
   std::unique_ptr<Backend> backend_;
+  const int gpu_;
   LocalHostTier tier_;
 };
 
-// Rows of one layer where the caller has them, float32: Q, K and V are read in place,
-// and attention writes `out` in place, too.
+// Rows of one layer where the caller has them, float32, in the device's memory: Q, K and V are
+// read in place, and attention writes `out` in place, too. On a GPU they must be there already
+// (whatever streams they were computed on), and are when Attend() returns.
 struct CallerRows {
   int64_t rows = 0;
   const float* queries = nullptr;  // [rows][num_query_heads][head_dim], rotated
@@ -73,10 +79,15 @@ class LocalEngine {
   // `sequence` here, too.
   absl::Status Fork(SequenceId sequence, LocalEngine& from, SequenceId source);
   absl::Status Truncate(SequenceId sequence, int64_t tokens);
+  absl::StatusOr<std::vector<std::byte>> SaveState(SequenceId sequence);
+  absl::StatusOr<std::vector<std::byte>> ReadPage(SequenceId sequence, int64_t page);
+  absl::Status LoadState(SequenceId sequence, const SequenceOptions& options,
+                         std::span<const std::byte> state,
+                         std::span<const std::span<const std::byte>> pages, int64_t tokens_seen);
   absl::Status Close(SequenceId sequence);
   absl::Status Begin(std::span<const EngineItem> items);
   // All rows of the step's layer, or of a prompt that is alone any number of them.
-  // INVALID_ARGUMENT also for NaN and infinity.
+  // INVALID_ARGUMENT also for NaN and infinity, as far as the host can see them.
   absl::Status Attend(int layer, const CallerRows& rows);
   // The first item's error, if one failed; the others have gone on.
   absl::Status End();
@@ -88,6 +99,7 @@ class LocalEngine {
                                                 Position position);
   // Slots, scores, tables, sketches and a running prompt's layer: now, and at most.
   MemoryGauge kv_bytes();
+  LocalDevice& device() { return *device_; }
   const KvShape& shape() const { return cache_->options().shape; }
 
  private:

@@ -38,6 +38,30 @@ absl::Status AttentionEngine::Truncate(SequenceId sequence, int64_t tokens) {
   return cache->Truncate(tokens);
 }
 
+absl::Status AttentionEngine::LoadState(SequenceId sequence, const SequenceOptions& options,
+                                        std::span<const std::byte> state,
+                                        std::span<const std::span<const std::byte>> pages,
+                                        int64_t tokens_seen) {
+  return Agree(sequence, cache_.LoadState(sequence, options, state, pages, tokens_seen));
+}
+
+absl::StatusOr<std::vector<std::byte>> AttentionEngine::SaveState(SequenceId sequence) {
+  HW_RETURN_IF_ERROR(CheckNotInStep(sequence));
+  HW_ASSIGN_OR_RETURN(const SequenceCache* cache, cache_.Find(sequence));
+  return cache->SaveState();
+}
+
+absl::StatusOr<std::vector<std::byte>> AttentionEngine::ReadPage(SequenceId sequence,
+                                                                 int64_t page) {
+  HW_RETURN_IF_ERROR(CheckNotInStep(sequence));
+  HW_ASSIGN_OR_RETURN(const SequenceCache* cache, cache_.Find(sequence));
+  std::vector<std::byte> bytes;
+  if (page >= 0) bytes = cache->host_pages().ReadPage(page);
+  if (!bytes.empty()) return bytes;
+  return absl::NotFoundError(
+      absl::StrCat("page ", page, " of sequence ", sequence, " is not in host memory"));
+}
+
 // Open on every rank, or on none.
 absl::Status AttentionEngine::Agree(SequenceId sequence, const absl::Status& here) {
   absl::Status agreed;

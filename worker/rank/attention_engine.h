@@ -103,6 +103,14 @@ class AttentionEngine {
   // this one) goes on as `sequence` here, too. A collective. FAILED_PRECONDITION while
   // `source` is in a step.
   absl::Status Fork(SequenceId sequence, AttentionEngine& from, SequenceId source);
+  // RankCache::LoadState() on every rank, or on none, each with its own part. A collective.
+  absl::Status LoadState(SequenceId sequence, const SequenceOptions& options,
+                         std::span<const std::byte> state,
+                         std::span<const std::span<const std::byte>> pages, int64_t tokens_seen);
+  // Out of a step, of a sequence whose prompt has ended. NOT_FOUND; FAILED_PRECONDITION.
+  absl::StatusOr<std::vector<std::byte>> SaveState(SequenceId sequence);
+  // HostPages::ReadPage(). NOT_FOUND: no such sequence, or no copy of the page.
+  absl::StatusOr<std::vector<std::byte>> ReadPage(SequenceId sequence, int64_t page);
   // SequenceCache::Truncate(), out of a step. Alike on every rank that is called alike.
   absl::Status Truncate(SequenceId sequence, int64_t tokens);
   // NOT_FOUND; FAILED_PRECONDITION while it is in the step.

@@ -44,6 +44,7 @@ class DemotedLedger {
 
   // Picks add here until the next plan: [num_heads][stride()].
   std::span<int64_t> fresh_gains() { return fresh_; }
+  std::span<const int64_t> fresh_gains() const { return fresh_; }
   int64_t FreshMass(int head) const;
   // A failed step: gains since the last plan are lost, as the residents' are.
   void ForgetFreshGains();

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 
 namespace heavywater {
@@ -136,7 +137,15 @@ absl::Status HostPages::TakeOver(int64_t tokens, int64_t known_tokens) {
     return absl::DataLossError(absl::StrCat("host pages hold ", stored, " tokens of sequence ",
                                             sequence_, ", want ", tokens));
   }
-  written_tokens_ = std::min(stored, known_tokens);
+  // Rows that are not written again must lie in memory that has them: a page that comes
+  // later, held by this process while the service is away, would not.
+  const int64_t written = std::min(stored, known_tokens);
+  if (role_ == Role::kWriter) HW_RETURN_IF_ERROR(Reserve(geometry_.PagesFor(written)));
+  if (role_ == Role::kWriter && tier_->StoredTokens(sequence_) < written) {
+    return absl::UnavailableError(absl::StrCat("the pages of ", written, " tokens of sequence ",
+                                               sequence_, " cannot be had now"));
+  }
+  written_tokens_ = written;
   return absl::OkStatus();
 }
 

@@ -59,6 +59,11 @@ class HostPages {
   // Of a copy that has just been opened for `tokens`: what the other's pages hold of them.
   // DATA_LOSS when they cannot be read.
   absl::Status CopyFrom(const HostPages& from, int64_t tokens);
+  // A page of all layers and this rank's heads, [layer][head][page_bytes]; empty without a copy.
+  std::vector<std::byte> ReadPage(int64_t page) const;
+  // Likewise, the other way, pages 0, 1, ... of a sequence just opened for them. DATA_LOSS for
+  // another size.
+  absl::Status FillPages(std::span<const std::span<const std::byte>> pages);
   // Of one layer, for a kernel: [heads of this rank][pages]; all are there.
   std::vector<const std::byte*> AllPages(int layer) const;
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -72,6 +73,11 @@ class RankCache {
   // shape. As Open(); NOT_FOUND; FAILED_PRECONDITION, INVALID_ARGUMENT; DATA_LOSS when its
   // host pages cannot be read.
   absl::Status Fork(SequenceId sequence, RankCache& from, SequenceId source);
+  // Opens it in a state that SequenceCache::SaveState() wrote when it had seen `tokens_seen`.
+  // As Open(); DATA_LOSS as SequenceCache::LoadState(); INVALID_ARGUMENT naming the field.
+  absl::Status LoadState(SequenceId sequence, SequenceOptions options,
+                         std::span<const std::byte> state,
+                         std::span<const std::span<const std::byte>> pages, int64_t tokens_seen);
   // NOT_FOUND. Frees device memory; host pages live on until their lease ends.
   absl::Status Close(SequenceId sequence);
 

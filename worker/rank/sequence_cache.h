@@ -129,6 +129,16 @@ class SequenceCache {
   // Instead of the prompt, for options().restored_tokens: the other's state between two
   // steps, bit for bit. Its options are the same; its device work is done.
   absl::Status CopyFrom(const SequenceCache& from);
+  // The state between two steps as bytes, for another process (of the same build); with recall
+  // the host pages are needed beside it. FAILED_PRECONDITION: before the prompt's end; policies
+  // whose state cannot be saved (scissorhands, adaptive head budgets); with recall, pages that
+  // found no room in host memory.
+  absl::StatusOr<std::vector<std::byte>> SaveState() const;
+  // Instead of the prompt, for options().restored_tokens, where the options are those of the
+  // one that was saved. `pages`: with recall, of all tokens (HostPages::ReadPage()). DATA_LOSS:
+  // the bytes do not fit; the sequence is then good for nothing.
+  absl::Status LoadState(std::span<const std::byte> state,
+                         std::span<const std::span<const std::byte>> pages);
   // As if the tokens from `tokens` on had never come. OUT_OF_RANGE; FAILED_PRECONDITION
   // where the policy forgets, since later queries are then in the scores of earlier tokens.
   absl::Status Truncate(int64_t tokens);
@@ -161,6 +171,7 @@ class SequenceCache {
   absl::Status CheckSnapshot(const SequenceSnapshot& snapshot);
   absl::Status TakeBudgets(const SequenceSnapshot& snapshot);
   absl::Status CheckBlock(int block, std::span<const SlotSnapshot> sets, int64_t tokens_seen) const;
+  absl::Status LoadBlock(int block, StateReader& in, std::vector<SlotSnapshot>& slots);
   absl::Status RestoreBlock(int block, std::span<const SlotSnapshot> sets);
   int ModelHead(int block, int set) const;  // -1: all heads share the set
 

@@ -123,7 +123,14 @@ absl::Status SequenceCache::Truncate(int64_t tokens) {
         const bool goes = positions[slot] != kNoPosition && positions[slot] >= tokens;
         if (goes) later.push_back(static_cast<int32_t>(slot));
       }
-      HW_RETURN_IF_ERROR(ReleaseVictims(block, set, later));
+      HW_RETURN_IF_ERROR(
+          memory_.backend().ReleaseSlots(blocks_.shape, View(block), set, later, stream_));
+      for (const int32_t slot : later) {
+        RemoveResident(blocks_.LayerOf(block), ModelHead(block, set) + 1, slot, positions[slot],
+                       hash_);
+      }
+      // Nothing was ever freed: positions lie in their order.
+      storage_[block].table(set).Undo(later, tokens);
     }
   }
   queries_since_plan_ = std::max<int64_t>(queries_since_plan_ - (tokens_seen_ - tokens), 0);

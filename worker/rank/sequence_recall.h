@@ -22,6 +22,9 @@
 
 namespace heavywater {
 
+class StateReader;
+class StateWriter;
+
 // A demoted position that a plan may promote, with its score.
 struct PromotionCandidate {
   Position position = 0;
@@ -96,6 +99,10 @@ class SequenceRecall {
 
   // Of a fresh one, between steps: as the other is, which has the same options.
   absl::Status CopyFrom(const SequenceRecall& from);
+
+  // Part of SequenceCache::SaveState() and LoadState(); gains since the last plan included.
+  absl::Status SaveState(StateWriter& out) const;
+  absl::Status LoadState(StateReader& in, std::span<const SlotSnapshot> slots, int64_t tokens_seen);
 
   const RecallStats& stats() const { return stats_; }
 

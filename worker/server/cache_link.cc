@@ -201,7 +201,7 @@ absl::Status CacheLink::Heartbeat() {
     if (on_unknown_) on_unknown_(sequence);
   }
   for (SequenceId sequence : response.suspended_sequence_ids()) {
-    if (on_suspended_) on_suspended_(sequence);
+    if (on_suspended_ && WasListed(sequence, sent)) on_suspended_(sequence);
   }
   return status;
 }
@@ -245,6 +245,14 @@ void CacheLink::AddSequence(SequenceId sequence, absl::Time renewed) {
   Listed& listed = sequences_[sequence];
   ++listed.count;
   listed.renewed = std::max(listed.renewed, renewed);
+  listed.since = clock().Now();
+}
+
+// Since before `sent`: one that has been opened again meanwhile is suspended no more.
+bool CacheLink::WasListed(SequenceId sequence, absl::Time sent) const {
+  MutexLock lock(&mutex_);
+  const auto found = sequences_.find(sequence);
+  return found != sequences_.end() && found->second.since <= sent;
 }
 
 void CacheLink::RemoveSequence(SequenceId sequence) {

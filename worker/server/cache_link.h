@@ -94,7 +94,8 @@ class CacheLink {
   // not know any more. One listener, which RemoveListener() takes away.
   void SetListener(std::function<void(SequenceId)> on_unknown);
   void RemoveListener() { SetListener(nullptr); }
-  // Likewise for listed sequences that are to leave the device.
+  // Likewise for listed sequences that are to leave the device: as they were added before the
+  // heartbeat that says so was sent, since an answer may be of the time before.
   void SetSuspendListener(std::function<void(SequenceId)> on_suspended);
 
  private:
@@ -107,7 +108,9 @@ class CacheLink {
   struct Listed {
     int count = 0;  // how often added
     absl::Time renewed = absl::InfinitePast();
+    absl::Time since = absl::InfinitePast();  // added last
   };
+  bool WasListed(SequenceId sequence, absl::Time sent) const;
 
   const CacheLinkOptions options_;
   const std::shared_ptr<grpc::Channel> channel_;

@@ -54,6 +54,8 @@ class Generation {
   const std::string trace = ScopedTrace::Current();  // the call's
   // What the ranks were to restore is lost or broken: it is of no use to anybody.
   std::atomic<bool> restore_failed = false;
+  // Some rank may have heard of it.
+  std::atomic<bool> reached_ranks = false;
   ResponseQueue responses{kMaxUnreadMessages, kMaxUnreadBytes};
 
  private:

@@ -58,7 +58,11 @@ absl::StatusOr<GenerationRequest> GenerationEngine::Parse(const v1::GenerateRequ
   // To other tenants it is as if it were not there. Of one without a known prompt not all is in
   // host memory.
   if (known.ok() && known->tenant() == anew.tenant && known->prompt_tokens() > 0) {
-    return ParseTurn(proto, *known, limits_);
+    HW_ASSIGN_OR_RETURN(GenerationRequest turn, ParseTurn(proto, *known, limits_));
+    if (known->suspended()) {
+      turn.suspended_until = absl::Now() + absl::Milliseconds(known->lease_remaining_ms());
+    }
+    return turn;
   }
   LogWarn("a turn's text is computed anew",
           {{"sequence", id}, {"reason", known.status().ToString()}});
@@ -80,6 +84,7 @@ absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::OpenAndQueue(
   const absl::Status queued =
       LaterIfResumed(generation->request.resume_sequence != 0, queue_.Submit(generation));
   if (!queued.ok()) {
+    GiveBack(*generation);
     sequences_.Release(opened.id, /*discard=*/!opened.restored());
     return queued;
   }
@@ -166,7 +171,14 @@ void GenerationEngine::ReleaseSequence(SequenceId sequence) {
   changed_.SignalAll();
 }
 
+// What no rank has begun with is as if it had not been asked for.
+void GenerationEngine::GiveBack(const Generation& generation) {
+  if (!generation.opened.restored() || generation.reached_ranks) return;
+  sequences_.GiveBack(generation.opened, generation.request.suspended_until - absl::Now());
+}
+
 void GenerationEngine::End(const Generation& generation, bool any_output) {
+  GiveBack(generation);
   // What goes on is kept, whatever this call has told its client.
   const bool keep = any_output || generation.opened.restored() || generation.goes_on_elsewhere();
   sequences_.Release(generation.sequence, /*discard=*/!keep || generation.restore_failed);

@@ -43,6 +43,7 @@ class GenerationEngine {
   absl::StatusOr<std::shared_ptr<Generation>> OpenAndQueue(GenerationRequest request, bool claimed);
   // Of a request that continues: the sequence as it was, else one that is computed again.
   absl::StatusOr<OpenedSequence> OpenSequence(const GenerationRequest& request, bool claimed);
+  void GiveBack(const Generation& generation);
   absl::StatusOr<OpenedSequence> Reopen(const GenerationRequest& request);
   // A turn may come before the last reports of the sequence have arrived: then less of its
   // text is known, and more is computed.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "cache_service/base/ids.h"
 #include "heavywater/v1/generation.pb.h"
 #include "worker/cache/kv_layout.h"
@@ -33,8 +34,10 @@ struct GenerationRequest {
   bool ignore_eos = false;
   std::vector<int32_t> forced;  // empty, or max_new_tokens of them
   bool return_logits = false;
-  bool return_reads = false;       // recall is on
-  bool turn = false;               // of a sequence that was opened for another request
+  bool return_reads = false;  // recall is on
+  bool turn = false;          // of a sequence that was opened for another request
+  // Of a turn: how long its sequence was to be kept; the past where it was not suspended.
+  absl::Time suspended_until = absl::InfinitePast();
   bool is_back = false;            // continues a stream that broke off
   SequenceId resume_sequence = 0;  // 0: begins at its prompt
   std::vector<int32_t> received;   // new tokens that the client has: not told again

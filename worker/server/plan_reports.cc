@@ -22,7 +22,15 @@ void AddSet(const ResidentSet& set, v1::PlanReport& proto) {
   to.mutable_scores()->Assign(set.scores.begin(), set.scores.end());
 }
 
+std::function<void(QueuedReport)> PushTo(Reporter* reporter) {
+  if (reporter == nullptr) return nullptr;
+  return [reporter](QueuedReport report) { reporter->Push(std::move(report)); };
+}
+
 }  // namespace
+
+PlanReports::PlanReports(RankCache& cache, Reporter* reporter)
+    : cache_(cache), push_(PushTo(reporter)) {}
 
 v1::PlanReport PlanReportToProto(const PlanReport& report, int64_t plan, int rank) {
   v1::PlanReport proto;
@@ -42,7 +50,7 @@ v1::PlanReport PlanReportToProto(const PlanReport& report, int64_t plan, int ran
 
 void PlanReports::AddTokens(SequenceId sequence, int64_t first_position,
                             std::span<const int32_t> tokens) {
-  if (reporter_ == nullptr || cache_.options().rank != 0) return;
+  if (push_ == nullptr || cache_.options().rank != 0) return;
   Sequence& state = sequences_[sequence];
   if (state.tokens.empty()) state.first_token = first_position;
   state.tokens.insert(state.tokens.end(), tokens.begin(), tokens.end());
@@ -78,17 +86,17 @@ absl::StatusOr<int64_t> PlanReports::Report(SequenceId sequence, bool with_sets,
                                             bool with_snapshot) {
   const StepPhaseScope phase(StepPhase::kReport);
   HW_ASSIGN_OR_RETURN(const PlanReport report,
-                      cache_.Report(sequence, with_sets && reporter_ != nullptr));
+                      cache_.Report(sequence, with_sets && push_ != nullptr));
   Sequence& state = sequences_[sequence];
   int64_t plan = report.plan_number + 1;
-  if (plan <= state.last.plan() && report.tokens_seen > state.last.tokens_seen()) {
-    plan = state.last.plan() + 1;
+  if (plan <= state.last.plan()) {
+    plan = state.last.plan() + (report.tokens_seen > state.last.tokens_seen() ? 1 : 0);
   }
   v1::PlanReport proto = PlanReportToProto(report, plan, cache_.options().rank);
   proto.set_incarnation(state.last.incarnation());
   state.last = proto;
   state.last.clear_sets();
-  if (reporter_ == nullptr) return plan;
+  if (push_ == nullptr) return plan;
   if (!state.tokens.empty()) {
     proto.set_first_token(state.first_token);
     proto.mutable_tokens()->Assign(state.tokens.begin(), state.tokens.end());
@@ -96,7 +104,7 @@ absl::StatusOr<int64_t> PlanReports::Report(SequenceId sequence, bool with_sets,
   }
   if (with_snapshot) AddSnapshot(sequence, proto);
   const bool keep = with_sets || proto.has_snapshot();
-  reporter_->Push({std::move(proto), keep});
+  push_({std::move(proto), keep});
   return plan;
 }
 
@@ -108,9 +116,9 @@ std::function<void()> PlanReports::Close(SequenceId sequence) {
     sequences_.erase(found);
   }
   // A sequence that ended within its prompt was never reported.
-  if (reporter_ == nullptr || last.plan() == 0) return [] {};
+  if (push_ == nullptr || last.plan() == 0) return [] {};
   last.set_finished(true);
-  return [reporter = reporter_, last] { reporter->Push({last, /*keep=*/false}); };
+  return [push = push_, last] { push({last, /*keep=*/false}); };
 }
 
 }  // namespace heavywater

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,7 +24,10 @@ v1::PlanReport PlanReportToProto(const PlanReport& report, int64_t plan, int ran
 class PlanReports {
  public:
   // `reporter` null: nobody to tell. Both outlive this.
-  PlanReports(RankCache& cache, Reporter* reporter) : cache_(cache), reporter_(reporter) {}
+  PlanReports(RankCache& cache, Reporter* reporter);
+  // `push` queues a report, and returns at once; what Close() returned may call it, too.
+  PlanReports(RankCache& cache, std::function<void(QueuedReport)> push)
+      : cache_(cache), push_(std::move(push)) {}
 
   // Tokens that the sequence has taken in, from `first_position` on.
   void AddTokens(SequenceId sequence, int64_t first_position, std::span<const int32_t> tokens);
@@ -48,7 +52,7 @@ class PlanReports {
   void AddSnapshot(SequenceId sequence, v1::PlanReport& proto) const;
 
   RankCache& cache_;
-  Reporter* const reporter_;
+  const std::function<void(QueuedReport)> push_;  // empty: nobody to tell
   std::map<SequenceId, Sequence> sequences_;
 };
 

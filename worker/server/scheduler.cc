@@ -172,6 +172,7 @@ absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
   const bool restored = generation->opened.restored();
   const v1::GroupCommand command =
       restored ? RestoreCommandOf(*generation) : OpenCommandOf(*generation);
+  generation->reached_ranks = true;
   const auto result = Execute(command);
   if (!result.ok()) {
     generation->responses.Finish(GroupFailed(result.status()));

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -43,7 +44,8 @@ absl::Status AsUnavailable(const absl::Status& status) {
 SequenceClient::SequenceClient(CacheLink* link)
     : link_(link),
       opened_epoch_(link == nullptr ? 0 : link->epoch()),
-      stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())) {}
+      stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())),
+      group_stub_(link == nullptr ? nullptr : v1::GroupService::NewStub(link->channel())) {}
 
 absl::StatusOr<OpenedSequence> SequenceClient::Open(const SequenceToOpen& sequence) {
   if (link_ == nullptr) return OpenedSequence{.id = ++counter_};
@@ -147,6 +149,46 @@ absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const Seque
                         .tokens_seen = response.tokens_seen(),
                         .incarnation = response.incarnation(),
                         .known_tokens = response.known_tokens()};
+}
+
+// On behalf of the rank, which has nothing to say of it: it writes no more.
+absl::Status SequenceClient::ReportUntouched(const OpenedSequence& opened, int rank) {
+  v1::ReportPlanRequest request;
+  request.set_group(link_->options().group);
+  request.set_rank(rank);
+  request.set_epoch(link_->epoch());
+  v1::PlanReport& report = *request.add_reports();
+  report.set_sequence_id(opened.id);
+  report.set_plan(opened.plan);
+  report.set_tokens_seen(opened.tokens_seen);
+  report.set_incarnation(opened.incarnation);
+  report.set_finished(true);
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  v1::ReportPlanResponse response;
+  return FromGrpcStatus(group_stub_->ReportPlan(&context, request, &response));
+}
+
+void SequenceClient::GiveBack(const OpenedSequence& opened, absl::Duration suspended) {
+  if (link_ == nullptr || !link_->up()) return;
+  absl::Status status;
+  for (int rank = 0; rank < link_->options().size && status.ok(); ++rank) {
+    status = ReportUntouched(opened, rank);
+  }
+  if (status.ok() && suspended > absl::ZeroDuration()) {
+    v1::SuspendSequenceRequest request;
+    request.set_sequence_id(opened.id);
+    request.set_ttl_ms(std::max<int64_t>(1, absl::ToInt64Milliseconds(suspended)));
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+    v1::SuspendSequenceResponse response;
+    status = FromGrpcStatus(stub_->Suspend(&context, request, &response));
+  }
+  link_->Note(status);
+  if (!status.ok()) {
+    LogInfo("sequence not given back; its lease ends it",
+            {{"sequence", opened.id}, {"error", status.ToString()}});
+  }
 }
 
 void SequenceClient::Release(SequenceId sequence, bool discard) {

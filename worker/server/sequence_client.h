@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cache_service/base/ids.h"
+#include "heavywater/v1/group.grpc.pb.h"
 #include "heavywater/v1/sequence.grpc.pb.h"
 #include "worker/policy/policy.h"
 #include "worker/rank/sequence_options.h"
@@ -68,16 +69,22 @@ class SequenceClient {
                                         bool extends);
   // Ends a sequence that Reopen() has found to be lost (DATA_LOSS).
   void Close(SequenceId sequence);
+  // A sequence that was reopened and that no rank has touched since is as it was before: no
+  // rank writes to it, and it is suspended for `suspended`, where that is not zero. As far as
+  // the service can be reached; its lease ends it otherwise.
+  void GiveBack(const OpenedSequence& opened, absl::Duration suspended);
   // The lease runs out by itself. `discard`: nothing of it is worth keeping, it
   // ends now.
   void Release(SequenceId sequence, bool discard);
 
  private:
+  absl::Status ReportUntouched(const OpenedSequence& opened, int rank);
   absl::StatusOr<OpenedSequence> OpenOnce(const SequenceToOpen& sequence, int64_t prompt_tokens);
 
   CacheLink* const link_;
   const Epoch opened_epoch_;  // when this was made
   const std::unique_ptr<v1::SequenceService::Stub> stub_;
+  const std::unique_ptr<v1::GroupService::Stub> group_stub_;
   std::atomic<uint64_t> counter_ = 0;
 };
 

@@ -13,9 +13,10 @@ A step is `begin`, `attend` for each layer in order, `end`. Every call raises He
 (INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION, OUT_OF_RANGE) changes nothing. More in
 worker/rank/attention_engine.h.
 
-Arrays: C-contiguous float32 in host memory, of anything that speaks DLPack or the buffer protocol (numpy, torch).
-They are used where they lie: read once by `attend`, which stores K and V as `shape.dtype` says. Other types and strides
-are refused with TypeError and not converted in silence.
+Arrays: C-contiguous float32 in the device's memory, of anything that speaks DLPack or the buffer protocol (numpy,
+torch). They are used where they lie: read once by `attend`, which stores K and V as `shape.dtype` says. Other types and
+strides are refused with TypeError, those of another device with INVALID_ARGUMENT, and not converted in silence. On a
+GPU they must be finished before (torch.cuda.current_stream().synchronize()), and `out` is.
 """
 
 from __future__ import annotations
@@ -71,14 +72,20 @@ class KeptSet:
 
 
 class LocalDevice:
-    """The CPU and the host memory that engines of this process share; their calls take turns."""
+    """The device and the host memory that engines of this process share; their calls take turns."""
 
     def __init__(
-        self, *, num_threads: int = 1, target: str = "best", host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES
+        self,
+        *,
+        device: str = "cpu",
+        num_threads: int = 1,
+        target: str = "best",
+        host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES,
     ) -> None:
-        """`target`: "best", "avx2" or "avx512". `host_memory_bytes` limits what holds demoted tokens, of all engines;
-        with 0 nothing is demoted: what leaves the device is dropped."""
-        self._device = _LocalDevice(num_threads, target, host_memory_bytes)
+        """`device`: "cpu", or "cuda:0" and so on, FAILED_PRECONDITION where this module has no CUDA or the machine no
+        such GPU. Of the CPU: `num_threads`, and `target`, "best", "avx2" or "avx512". `host_memory_bytes` limits what
+        holds demoted tokens, of all engines; with 0 nothing is demoted: what leaves the device is dropped."""
+        self._device = _LocalDevice(device, num_threads, target, host_memory_bytes)
 
     @property
     def host_bytes(self) -> int:
@@ -165,6 +172,30 @@ class AttentionEngine:
         """Opens `sequence` in the state of `source`, a sequence of `source_engine` (of the same device and shape; it
         may be this engine) whose prompt has ended: both go on from there, bit for bit as one would."""
         self._engine.fork(sequence, source_engine._engine, source)
+
+    def save_state(self, sequence: int) -> bytes:
+        """The state between two steps, for `load_state` of this version in any process. FAILED_PRECONDITION before the
+        prompt's end, and for policies whose state cannot be saved (scissorhands, adaptive head budgets)."""
+        return self._engine.save_state(sequence)
+
+    def read_page(self, sequence: int, page: int) -> bytes:
+        """The host page of `page_tokens` positions, all layers and heads of this rank. NOT_FOUND without a copy."""
+        return self._engine.read_page(sequence, page)
+
+    def load_state(
+        self,
+        sequence: int,
+        policy: PolicyOptions,
+        *,
+        prompt_tokens: int,
+        max_tokens: int,
+        state: bytes,
+        pages: Sequence[bytes],
+        tokens_seen: int,
+    ) -> None:
+        """Opens `sequence` in a state that was saved of one with the same options and shape; `pages`: with recall, of
+        all its tokens. DATA_LOSS: the bytes do not fit."""
+        self._engine.load_state(sequence, policy, prompt_tokens, max_tokens, state, list(pages), tokens_seen)
 
     def truncate(self, sequence: int, tokens: int) -> None:
         """As if only the first `tokens` had come. FAILED_PRECONDITION where the policy forgets: then fork before."""

@@ -160,5 +160,33 @@ TEST_F(SequenceSuspendTest, ATurnMayTakeMoreTokensThanItWasOpenedFor) {
       << "it never takes fewer";
 }
 
+TEST_F(SequenceSuspendTest, ATurnTakesInAgainWhatWasGivenUpBehindItsState) {
+  const auto reserved = store_.Reserve({.sequence = id_, .heads = {0, 2}, .num_pages = 2}, true);
+  ASSERT_TRUE(reserved.ok());
+  ASSERT_TRUE(store_.Skip(id_, 0, 2, 1).ok());  // it found no room
+  store_.slab().Watermark(reserved->watermark_offset).store(40);
+  Report(id_);
+  v1::ReportPlanRequest more = TestFinished(epoch_, id_, 40);
+  v1::PlanReport& report = *more.mutable_reports(0);
+  report.set_plan(2);
+  report.set_watermark(40);
+  report.add_dropped_ranges(32);
+  report.add_dropped_ranges(40);
+  report.set_first_token(kTokens);
+  for (int32_t token = kTokens; token < 40; ++token) report.add_tokens(100 + token);
+  ASSERT_TRUE(registry_.ReportPlan(more).ok());
+  v1::ReopenSequenceRequest turn = MoreTokens(1000);
+  for (int32_t token = kTokens; token < 45; ++token) turn.add_tokens(100 + token);
+  turn.set_max_tokens_seen(44);
+  turn.set_extends(true);
+  const auto reopened = registry_.Reopen(turn);
+  ASSERT_TRUE(reopened.ok()) << reopened.status();
+  EXPECT_EQ(reopened->tokens_seen(), kTokens);
+  EXPECT_EQ(reopened->known_tokens(), 32) << "the rest comes again";
+  const auto page =
+      store_.Reserve({.sequence = id_, .heads = {0, 2}, .first_page = 2, .num_pages = 1}, false);
+  EXPECT_TRUE(page.ok()) << page.status();
+}
+
 }  // namespace
 }  // namespace heavywater

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cache_service/base/elsewhere.h"
 #include "cache_service/base/shortage.h"
 #include "heavywater/v1/error_details.pb.h"
 
@@ -19,6 +20,23 @@ TEST(GrpcStatusTest, EveryCodeAndItsMessageSurviveTheWayThereAndBack) {
 TEST(GrpcStatusTest, LongMessagesAreCutToFitTrailers) {
   const absl::Status status = absl::InternalError(std::string(100000, 'x'));
   EXPECT_LE(ToGrpcStatus(status).error_message().size(), 4096u);
+}
+
+TEST(GrpcStatusTest, WhereASequenceIsGoesAsErrorInfo) {
+  const absl::Status status = ElsewhereError("it is at host:1", "host:1");
+  EXPECT_EQ(ElsewhereOf(status), "host:1");
+  EXPECT_EQ(ElsewhereOf(absl::FailedPreconditionError("x")), std::nullopt);
+  const grpc::Status sent = ToGrpcStatus(status);
+  EXPECT_EQ(sent.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  v1::RpcStatus details;
+  ASSERT_TRUE(details.ParseFromString(sent.error_details()));
+  EXPECT_EQ(details.code(), 9);
+  ASSERT_EQ(details.details_size(), 1);
+  EXPECT_EQ(details.details(0).type_url(), "type.googleapis.com/google.rpc.ErrorInfo");
+  v1::ErrorInfo info;
+  ASSERT_TRUE(info.ParseFromString(details.details(0).value()));
+  EXPECT_EQ(info.reason(), "SEQUENCE_ELSEWHERE");
+  EXPECT_EQ(info.metadata().at("address"), "host:1");
 }
 
 // As a client's library for google.rpc reads it: google.rpc.Status with Any.

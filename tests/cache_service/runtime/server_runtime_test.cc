@@ -183,10 +183,12 @@ class RawConnection {
  public:
   explicit RawConnection(const std::string& address) {
     fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in from{.sin_family = AF_INET};
+    sockaddr_in from{};
+    from.sin_family = AF_INET;
     inet_pton(AF_INET, "127.0.0.2", &from.sin_addr);
     EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&from), sizeof(from)), 0);
-    sockaddr_in to{.sin_family = AF_INET};
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
     int port = 0;
     EXPECT_TRUE(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
     to.sin_port = htons(static_cast<uint16_t>(port));

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "cache_service/base/crc32c.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "tests/cache_service/server/cache_service_fixture.h"
@@ -233,6 +234,77 @@ TEST_F(BlobServiceTest, ValuesThatWentToDiskAreGotFromThere) {
   EXPECT_EQ(*Get(keys), values);
   server_.reset();
   std::filesystem::remove_all(folder);
+}
+
+TEST_F(BlobServiceTest, AValueThatStopsInItsMiddleIsGivenUpAfterAWhile) {
+  const std::vector<v1::PutBlobsRequest> chunks = ChunksOf({"key", std::string(2 * kMiB, 'x')});
+  const int64_t before = HostTier().used_bytes();
+  grpc::ClientContext context;
+  v1::PutBlobsResponse response;
+  const auto stream = blobs_->Put(&context, &response);
+  ASSERT_TRUE(stream->Write(chunks[0]));
+  while (HostTier().used_bytes() == before) absl::SleepFor(absl::Milliseconds(1));
+  server_->Tick();
+  EXPECT_GT(HostTier().used_bytes(), before) << "not at once";
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (HostTier().used_bytes() != before && absl::Now() < deadline) {
+    clock_.Advance(absl::Seconds(31));
+    server_->Tick();
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_EQ(HostTier().used_bytes(), before);
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_THAT(status.error_message(), HasSubstr("1048576 bytes of the value are missing"));
+}
+
+TEST_F(BlobServiceTest, AStreamThatWaitsBetweenValuesMayTakeItsTime) {
+  grpc::ClientContext context;
+  v1::PutBlobsResponse response;
+  const auto stream = blobs_->Put(&context, &response);
+  ASSERT_TRUE(stream->Write(ChunksOf({"one", "1"})[0]));
+  v1::HasBlobsRequest has;
+  has.set_space("space");
+  has.add_keys("one");
+  v1::HasBlobsResponse there;
+  do {
+    grpc::ClientContext asks;
+    ASSERT_TRUE(blobs_->Has(&asks, has, &there).ok());
+  } while (!there.present(0));
+  clock_.Advance(absl::Hours(1));
+  server_->Tick();
+  ASSERT_TRUE(stream->Write(ChunksOf({"two", "2"})[0]));
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_THAT(response.stored(), ElementsAre(true, true));
+}
+
+TEST_F(BlobServiceTest, AValueCountsForItsTenantAndOnlyThatTenantsValuesMakeRoom) {
+  const auto put = [this](const std::string& key, const std::string& tenant) {
+    auto chunks = ChunksOf({key, std::string(kMiB, 'x')});
+    chunks[0].set_tenant(tenant);
+    return Put(chunks);
+  };
+  v1::SetQuotaRequest quota;
+  quota.set_request_id("quota");
+  quota.set_tenant("acme");
+  quota.mutable_quota()->set_host_bytes(2 * kMiB);
+  grpc::ClientContext context;
+  v1::SetQuotaResponse set;
+  ASSERT_TRUE(admin_->SetQuota(&context, quota, &set).ok());
+  ASSERT_TRUE(put("other", "other").ok());
+  for (const char* key : {"a", "b", "c"}) {
+    const auto stored = put(key, "acme");
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    EXPECT_THAT(stored->stored(), ElementsAre(true)) << stored->refused_because();
+  }
+  v1::HasBlobsRequest has;
+  has.set_space("space");
+  for (const char* key : {"other", "a", "b", "c"}) has.add_keys(key);
+  v1::HasBlobsResponse there;
+  grpc::ClientContext asks;
+  ASSERT_TRUE(blobs_->Has(&asks, has, &there).ok());
+  EXPECT_THAT(there.present(), ElementsAre(true, false, true, true));
 }
 
 }  // namespace

@@ -64,6 +64,20 @@ TEST_F(DurableStateTest, ASlabThatHadAnotherNameGoesWithItsState) {
   EXPECT_TRUE(Exists(name_ + "-new"));
 }
 
+TEST_F(DurableStateTest, ASlabThatWaitsForItsServiceIsFoundWhileNobodyHasIt) {
+  const auto waits = [this] {
+    const std::vector<WaitingSlab> slabs = FindWaitingSlabs(name_);
+    return slabs.size() == 1 && slabs[0].name == name_ && slabs[0].bytes > 0;
+  };
+  {
+    const auto state = OpenDurableState(config_);
+    ASSERT_TRUE(state.ok()) << state.status();
+    EXPECT_FALSE(waits());
+  }
+  EXPECT_TRUE(waits());
+  EXPECT_TRUE(OpenDurableState(config_)->restores) << "looking has changed nothing";
+}
+
 TEST_F(DurableStateTest, WhatLiesInTheSlabsPlaceDoesNotStopTheNextStart) {
   for (const int64_t bytes : {0, 5 * 4096, (1 << 20) + 4096}) {
     ReplaceSlab(bytes);

@@ -132,6 +132,34 @@ TEST_F(DirectRankTest, ARankThatCouldNotMapTheSlabIsHeldToWhatItStreamed) {
   EXPECT_EQ(store_->Stats().used_bytes, 0) << "nobody writes in the slab";
 }
 
+// One that came from another cache service, say.
+TEST(StreamedSequenceTest, WhoeverGoesOnInTheSlabWithAStreamedSequenceIsWaitedFor) {
+  const auto store = MakeStore(true, 1 << 20);
+  ASSERT_TRUE(store->Open({.sequence = 1, .geometry = kTestGeometry, .max_tokens = 1000}).ok());
+  const PageRange range = {
+      .sequence = 1, .rank = 0, .heads = {0, 2}, .first_page = 0, .num_pages = 1};
+  ASSERT_TRUE(store->Reserve(range, /*direct=*/false).ok());
+  for (const int layer : {0, 1}) {
+    for (const int head : {0, 1}) {
+      const RowRange rows = {1, layer, head, 0, 10};
+      ASSERT_TRUE(store->Write(0, rows, TestRows(rows)).ok());
+    }
+  }
+  ASSERT_TRUE(store->Commit(1, 0, 10).ok());
+  const auto written = store->Written(1);
+  ASSERT_TRUE(written.ok());
+  ASSERT_EQ(written->size(), 1u);
+  EXPECT_EQ(written->front().heads.count, 2);
+  EXPECT_EQ(written->front().num_positions, 10);
+  store->StopWriter(1, 0);
+  ASSERT_TRUE(store->Reserve(range, /*direct=*/true).ok());
+  ASSERT_TRUE(store->Release(1).ok());
+  EXPECT_GT(store->Stats().retiring_bytes, 0);
+  store->StopWriter(1, 0);
+  EXPECT_EQ(store->Stats().used_bytes, 0);
+  EXPECT_EQ(store->Written(1).status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(DirectRankTest, AfterTruncateASealedPageIsWrittenAnewByWhoeverReservesItAgain) {
   std::vector<std::byte> bytes;
   Fill(0, 0, 32);

@@ -23,6 +23,7 @@ void OrderedStoreFixture::Make(int host_pages, int disk_pages, int remote_pages)
       OrderedStoreOptions{.high_percent = 90,
                           .low_percent = 50,
                           .max_move_bytes = 4 * kTestPageBytes,
+                          .code_pages = code_pages_,
                           .on_change =
                               [this](const char* tier, const absl::Status& status) {
                                 changes_.push_back(absl::StrCat(

@@ -39,6 +39,7 @@ class OrderedStoreFixture : public ::testing::Test {
   TierStats Remote() const { return store_->Stats().below.at(1); }
 
   static constexpr FingerprintId kFingerprint = 77;
+  bool code_pages_ = false;  // of the next Make()
   FakeClock clock_;
   FakeTier* disk_ = nullptr;
   FakeTier* remote_ = nullptr;

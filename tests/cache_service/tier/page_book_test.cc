@@ -37,8 +37,24 @@ TEST(PageBookTest, PagesOverALowerLimitAreLeftOutAfterARestart) {
   ASSERT_EQ(left_out->size(), 1u);
   EXPECT_EQ(left_out->front(), TestKey(2, 0));
   EXPECT_EQ(book.Stats().pages, 2);
-  const StoredPage other_size = {TestKey(1, 2), 2000};
-  EXPECT_EQ(book.Restore({&other_size, 1}).status().code(), absl::StatusCode::kDataLoss);
+  PageKey other = TestKey(1, 2);
+  ++other.fingerprint;
+  const StoredPage other_fingerprint = {other, 1};
+  EXPECT_EQ(book.Restore({&other_fingerprint, 1}).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(PageBookTest, PagesOfASequenceMayHaveSeveralSizesAndAReplacedOneTakesItsOwn) {
+  PageBook book("disk", StoredBytes(1000) + StoredBytes(500));
+  ASSERT_TRUE(book.Add(TestKey(1, 0), 1000).ok());
+  ASSERT_TRUE(*book.Add(TestKey(1, 1), 500));
+  EXPECT_EQ(book.Stats().free_bytes, 0);
+  EXPECT_EQ(book.Add(TestKey(1, 1), 600).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(*book.Add(TestKey(1, 0), 400));
+  EXPECT_EQ(book.Stats().used_bytes, StoredBytes(400) + StoredBytes(500));
+  EXPECT_EQ(book.Stats().pages, 2);
+  book.Remove(TestKey(1, 0));
+  book.Remove(TestKey(1, 1));
+  EXPECT_EQ(book.Stats().used_bytes, 0);
 }
 
 TEST(PageBookTest, NoMoreKeysThanAskedFor) {

@@ -76,7 +76,7 @@ class SharedPagesTest : public ::testing::Test {
     ASSERT_TRUE(store_->Open(Spec(id)).ok());
     Fill(id, 0, kTokens, 11);
     store_->StopWriter(id, 0);
-    EXPECT_EQ(*store_->PrepareShare(id, kTokens), 32);
+    EXPECT_EQ(*store_->PrepareShare(id, kTokens, true), 32);
   }
   // Of one position, in a layer and head.
   int ValueAt(SequenceId id, int64_t position) {
@@ -203,19 +203,19 @@ TEST_F(SharedPagesTest, ARestartKnowsWhoHoldsWhat) {
 
 TEST_F(SharedPagesTest, OnlyWhatIsCommittedAndWholeIsShared) {
   ASSERT_TRUE(store_->Open(Spec(1)).ok());
-  EXPECT_EQ(*store_->PrepareShare(1, 100), 0);
+  EXPECT_EQ(*store_->PrepareShare(1, 100, true), 0);
   Fill(1, 0, 31, 11);
-  EXPECT_EQ(*store_->PrepareShare(1, 100), 16);
+  EXPECT_EQ(*store_->PrepareShare(1, 100, true), 16);
   Fill(1, 31, 48, 11);
-  EXPECT_EQ(*store_->PrepareShare(1, 100), 48);
-  EXPECT_EQ(*store_->PrepareShare(1, 47), 32);
+  EXPECT_EQ(*store_->PrepareShare(1, 100, true), 48);
+  EXPECT_EQ(*store_->PrepareShare(1, 47, true), 32);
   // A page that has changed since it was sealed.
   const auto reserved = store_->Reserve({.sequence = 1, .heads = {0, 2}, .num_pages = 3}, true);
   *store_->slab().At(reserved->offsets[4]) ^= std::byte{1};
-  EXPECT_EQ(*store_->PrepareShare(1, 100), 16);
+  EXPECT_EQ(*store_->PrepareShare(1, 100, true), 16);
   EXPECT_EQ(store_->Stats().checksum_failures, 1);
   EXPECT_EQ(*store_->OpenFrom(Spec(2), {.sequence = 1, .tokens = 48}), 16);
-  EXPECT_EQ(store_->PrepareShare(9, 16).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(store_->PrepareShare(9, 16, true).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(SharedPagesTest, AnotherShapeOrFingerprintIsRefusedByName) {

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
+TESTS = Path(__file__).resolve().parents[2]
+sys.path += [str(TESTS / "reference"), str(TESTS / "client")]
 
 try:
     import torch

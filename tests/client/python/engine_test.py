@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -187,3 +188,74 @@ def test_engines_of_one_device_share_its_host_memory(qkv):
     assert device.host_bytes == 2 * held > 0
     one.close(1)
     assert device.host_bytes == held
+
+
+class _DlTensor(ctypes.Structure):
+    """DLManagedTensor, as DLPack lays it out."""
+
+    _fields_ = (
+        *(("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)),
+        *(("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)),
+        *(("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64)),
+        *(("manager_ctx", ctypes.c_void_p), ("deleter", ctypes.c_void_p)),
+    )
+
+
+class Dlpack:
+    """An array that says it is where DLPack counts `device_type` (1: CPU, 2: CUDA)."""
+
+    def __init__(self, array, device_type, device_id=0):
+        self._shape = (ctypes.c_int64 * array.ndim)(*array.shape)
+        self._tensor = _DlTensor(array.ctypes.data, device_type, device_id, array.ndim, 2, 32, 1)
+        self._tensor.shape = ctypes.addressof(self._shape)
+        self._array = array
+
+    def __dlpack_device__(self):
+        return self._tensor.device_type, self._tensor.device_id
+
+    def __dlpack__(self, **_):
+        capsule = ctypes.pythonapi.PyCapsule_New
+        capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return capsule(ctypes.addressof(self._tensor), b"dltensor", None)
+
+
+def test_dlpack_tensors_of_the_device_are_used_where_they_lie(qkv):
+    engine, other = AttentionEngine(LocalDevice(), SHAPE), AttentionEngine(LocalDevice(), SHAPE)
+    for one in (engine, other):
+        one.open(1, preset("full"), prompt_tokens=PROMPT, max_tokens=TOKENS)
+    item = EngineItem(1, Phase.PROMPT_LAST, 0, PROMPT)
+    want = run(other, qkv, item)
+    q, k, v = (array[:, :PROMPT].copy() for array in qkv)
+    out = np.full_like(q, np.nan)
+    engine.begin([item])
+    for layer in range(LAYERS):
+        engine.attend(layer, *(Dlpack(array[layer], 1) for array in (q, k, v, out)))
+    engine.end()
+    assert np.array_equal(out, want)  # written through the tensor: no copy of it
+
+
+def test_tensors_of_another_device_are_refused_by_name_and_the_step_goes_on(qkv):
+    engine = AttentionEngine(LocalDevice(), SHAPE)
+    engine.open(1, preset("full"), prompt_tokens=PROMPT, max_tokens=TOKENS)
+    engine.begin([EngineItem(1, Phase.PROMPT_LAST, 0, PROMPT)])
+    q, k, v = (array[0, :PROMPT].copy() for array in qkv)
+    out = np.empty_like(q)
+    for index, field in enumerate(("queries", "keys", "values", "out")):
+        arrays = [q, k, v, out]
+        arrays[index] = Dlpack(arrays[index], 2, 3)
+        with pytest.raises(HeavywaterError, match=f"{field} is on cuda:3, want cpu, the engine's device"):
+            engine.attend(0, *arrays)
+    with pytest.raises(HeavywaterError, match="queries is on a device of DLPack's type 8"):
+        engine.attend(0, Dlpack(q, 8), k, v, out)
+    engine.attend(0, q, k, v, out)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda", "cuda:", "cuda:-1", "cuda:256", "CPU", ""])
+def test_devices_that_there_are_not_are_refused_by_name(name):
+    with pytest.raises(HeavywaterError, match=f'INVALID_ARGUMENT: device is "{name}", want "cpu" or "cuda:0"'):
+        LocalDevice(device=name)
+
+
+def test_a_gpu_that_is_not_there_is_refused_by_name():
+    with pytest.raises(HeavywaterError, match="FAILED_PRECONDITION"):
+        LocalDevice(device="cuda:255")

@@ -23,7 +23,10 @@ BIN = Path(os.environ.get("HEAVYWATER_BIN", helm_chart.ROOT / "build/release/bin
 # What the chart decides itself, so that `config` may not.
 SECURITY = {"tls_cert_file", "tls_key_file", "tls_client_ca_file", "allow_plaintext", "tokens_file"}
 MANAGED = {
-    "cache": {"listen_address", "metrics_address", "disable_slab", "slab_name", "state_dir", "disk_path", *SECURITY},
+    "cache": {
+        "listen_address", "advertised_address", "metrics_address", "disable_slab", "slab_name", "state_dir",
+        "disk_path", *SECURITY,
+    },
     "worker": {
         "group", "rank", "size", "model", "listen_address", "advertised_address", "comm_address",
         "comm_interface", "cache_address", "disable_slab", "metrics_address",
@@ -123,6 +126,20 @@ def test_a_pod_tells_its_rank_and_address_to_the_others(values: Manifest, tmp_pa
     assert taken["cache_address"] == "hw-heavywater-cache-0.hw-heavywater-cache.inference.svc.cluster.local:7700"
     assert taken["listen_address"] == ("[::]:7701" if ipv6 else "0.0.0.0:7701")
     assert name.startswith("hw-heavywater-worker")
+
+
+def test_a_cache_service_among_several_tells_the_others_the_name_of_its_pod(tmp_path: Path) -> None:
+    values = {
+        "cache": {"perGroup": True, "config": {"etcd_endpoints": "etcd-0:2379,etcd-1:2379"}},
+        "networkPolicy": {"extraEgress": [{"ports": [{"port": 2379, "protocol": "TCP"}]}]},
+    }
+    template = pod_templates(render(values))["hw-heavywater-cache"]
+    address = args(template)["advertised_address"]
+    assert address == "$(POD_NAME).hw-heavywater-cache.$(POD_NAMESPACE).svc.cluster.local:7700"
+    checked = run_check("cache", tmp_path, values, [f"--advertised_address={address}"])
+    assert checked.returncode == 0, checked.stderr
+    assert yaml.safe_load(checked.stdout)["etcd_endpoints"] == "etcd-0:2379,etcd-1:2379"
+    assert "advertised_address" not in args(pod_templates(render())["hw-heavywater-cache"])
 
 
 def test_cache_addresses_are_names_of_pods_behind_the_headless_service() -> None:

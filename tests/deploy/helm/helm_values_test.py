@@ -37,6 +37,7 @@ WRONG: list[tuple[Manifest, list[str]]] = [
         ["minGroups is 5 and maxGroups is 4"],
     ),
     ({"cache": {"config": {"redis_address": "redis:6379"}}}, ["redis:6379", "want networkPolicy.extraEgress"]),
+    ({"cache": {"config": {"etcd_endpoints": "etcd:2379"}}}, ["etcd:2379", "want networkPolicy.extraEgress"]),
     ({"tls": {"enabled": True}}, ["tls.secretName is empty"]),
     ({"tokens": {"secretName": "tokens"}}, ["tls.enabled is false", "want tls.enabled true"]),
     ({"cache": {"config": {"allow_plaintext": True}}}, ["/cache/config", "allow_plaintext"]),

@@ -21,6 +21,7 @@ CASES = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())["tes
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
 SOURCES = [
     "cache_service/server/cache_metrics.cc",
+    "cache_service/server/cluster_metrics.cc",
     "cache_service/runtime/rpc_metrics.cc",
     "worker/server/worker_metrics.cc",
 ]

@@ -2,6 +2,7 @@
 // that goes back goes on as if it had never gone further.
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,11 +72,11 @@ class ForkCase {
     forked_at_ = sequence_.prompt_tokens + static_cast<int64_t>(random_() % kMore);
   }
 
-  void Run() {
+  // A copy in the same cache, or one in another group that is given the saved state.
+  void Run(bool by_state) {
     GroupWithTiers never(options_);
     GroupWithTiers here(options_);
-    GroupWithTiers there(options_);  // where the copy goes, or `here`
-    GroupWithTiers& target = random_() % 2 == 0 ? here : there;
+    GroupWithTiers there(options_);
     for (GroupWithTiers* one : {&never, &here}) {
       ASSERT_TRUE(one->group->OpenAndRunPrompt(kSequence, sequence_, prompt_).ok());
       for (int64_t at = sequence_.prompt_tokens; at < forked_at_; ++at) {
@@ -84,26 +85,70 @@ class ForkCase {
     }
     between_plans = (**here.group->cache().Find(kSequence)).queries_since_plan() > 0;
     for (int rank = 0; rank < options_.world_size; ++rank) {
-      if (&target == &there) continue;  // another backend: refused, below
       RankCache& cache = here.group->cache(rank);
-      const absl::Status forked = cache.Fork(kCopy, cache, kSequence);
-      ASSERT_TRUE(forked.ok()) << forked;
+      const absl::Status copied =
+          by_state ? Load(cache, there.group->cache(rank)) : cache.Fork(kCopy, cache, kSequence);
+      if (by_state && sequence_.policy.policy == Policy::kScissorhands) {
+        EXPECT_EQ(copied.code(), absl::StatusCode::kFailedPrecondition);
+        return;
+      }
+      ASSERT_TRUE(copied.ok()) << copied;
     }
-    if (&target == &there) {
-      EXPECT_EQ(there.group->cache().Fork(kCopy, here.group->cache(), kSequence).code(),
-                absl::StatusCode::kInvalidArgument);
-      return;
-    }
+    EXPECT_EQ(there.group->cache().Fork(77, here.group->cache(), kSequence).code(),
+              absl::StatusCode::kInvalidArgument);  // of another backend
     ++forked;
-    ExpectGoesOn(never, here);
+    ExpectGoesOn(never, here, by_state ? there : here);
+  }
+
+  // Bytes that are not the state's are refused and leave nothing open, whatever they are.
+  void RunDamaged() {
+    GroupWithTiers here(options_);
+    ASSERT_TRUE(here.group->OpenAndRunPrompt(kSequence, sequence_, prompt_).ok());
+    RankCache& cache = here.group->cache();
+    const auto saved = (**cache.Find(kSequence)).SaveState();
+    if (!saved.ok()) return;
+    ++forked;
+    const int64_t seen = sequence_.prompt_tokens;
+    const std::vector<std::vector<std::byte>> pages = PagesOf(cache, seen);
+    const std::vector<std::span<const std::byte>> spans(pages.begin(), pages.end());
+    for (int i = 0; i < 20; ++i) {
+      const std::span<const std::byte> cut(saved->data(), random_() % saved->size());
+      EXPECT_EQ(cache.LoadState(kCopy, sequence_, cut, spans, seen).code(),
+                absl::StatusCode::kDataLoss);
+      std::vector<std::byte> bent = *saved;
+      bent[random_() % bent.size()] ^= std::byte{0xff};
+      if (cache.LoadState(kCopy, sequence_, bent, spans, seen).ok()) {
+        EXPECT_TRUE(cache.Close(kCopy).ok());
+      }
+      EXPECT_EQ(cache.num_sequences(), 1);
+    }
+    EXPECT_TRUE(cache.LoadState(kCopy, sequence_, *saved, spans, seen).ok());
+    EXPECT_EQ(cache.LoadState(77, sequence_, *saved, spans, seen - 1).code(),
+              absl::StatusCode::kInvalidArgument);
   }
 
   int forked = 0;
   bool between_plans = false;
 
  private:
+  std::vector<std::vector<std::byte>> PagesOf(RankCache& cache, int64_t tokens) const {
+    std::vector<std::vector<std::byte>> pages;
+    if (!sequence_.policy.recall.enabled) return pages;
+    for (int64_t page = 0; page * options_.page_tokens < tokens; ++page) {
+      pages.push_back((**cache.Find(kSequence)).host_pages().ReadPage(page));
+    }
+    return pages;
+  }
+  absl::Status Load(RankCache& from, RankCache& to) const {
+    const auto state = (**from.Find(kSequence)).SaveState();
+    if (!state.ok()) return state.status();
+    const std::vector<std::vector<std::byte>> pages = PagesOf(from, forked_at_);
+    const std::vector<std::span<const std::byte>> spans(pages.begin(), pages.end());
+    return to.LoadState(kCopy, sequence_, *state, spans, forked_at_);
+  }
+
   // The copy takes in what `never` does; the original, meanwhile, other tokens, and ends.
-  void ExpectGoesOn(GroupWithTiers& never, GroupWithTiers& here) {
+  void ExpectGoesOn(GroupWithTiers& never, GroupWithTiers& here, GroupWithTiers& there) {
     for (int64_t at = forked_at_; at < forked_at_ + kMore; ++at) {
       if (at < forked_at_ + 20) {
         ASSERT_TRUE(here.Append(kSequence, others_, at).ok());
@@ -112,19 +157,19 @@ class ForkCase {
         ASSERT_TRUE(here.group->Close(kSequence).ok());
       }
       ASSERT_TRUE(never.Append(kSequence, tokens_, at).ok());
-      ASSERT_TRUE(here.Append(kCopy, tokens_, at).ok());
+      ASSERT_TRUE(there.Append(kCopy, tokens_, at).ok());
       for (int layer = 0; layer < options_.num_layers; ++layer) {
         const int32_t token = tokens_[static_cast<size_t>(at)];
-        ASSERT_EQ(here.group->Attention(layer, token, static_cast<Position>(at)),
+        ASSERT_EQ(there.group->Attention(layer, token, static_cast<Position>(at)),
                   never.group->Attention(layer, token, static_cast<Position>(at)))
             << "layer " << layer << ", position " << at;
       }
     }
     for (int layer = 0; layer < options_.num_layers; ++layer) {
-      EXPECT_EQ(here.group->Sets(kCopy, layer), never.group->Sets(kSequence, layer));
+      EXPECT_EQ(there.group->Sets(kCopy, layer), never.group->Sets(kSequence, layer));
     }
     const SequenceStats want = *never.group->cache().Stats(kSequence);
-    const SequenceStats got = *here.group->cache().Stats(kCopy);
+    const SequenceStats got = *there.group->cache().Stats(kCopy);
     EXPECT_EQ(got.plans, want.plans);
     EXPECT_EQ(got.tokens_demoted, want.tokens_demoted);
     EXPECT_EQ(got.recall_reads, want.recall_reads);
@@ -145,13 +190,39 @@ TEST(ForkTest, ACopyGoesOnBitForBitWhateverBecomesOfTheOther) {
   for (uint32_t seed = 1; seed <= 90; ++seed) {
     SCOPED_TRACE(seed);
     ForkCase one(seed);
-    one.Run();
+    one.Run(/*by_state=*/false);
     forked += one.forked;
     between_plans += one.between_plans ? one.forked : 0;
     if (::testing::Test::HasFailure()) return;
   }
-  EXPECT_GT(forked, 30);
-  EXPECT_GT(between_plans, 10);
+  EXPECT_EQ(forked, 90);
+  EXPECT_GT(between_plans, 20);
+}
+
+TEST(ForkTest, ASavedStateGoesOnBitForBitElsewhere) {
+  int loaded = 0;
+  int between_plans = 0;
+  for (uint32_t seed = 1; seed <= 90; ++seed) {
+    SCOPED_TRACE(seed);
+    ForkCase one(seed);
+    one.Run(/*by_state=*/true);
+    loaded += one.forked;
+    between_plans += one.between_plans ? one.forked : 0;
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(loaded, 60);
+  EXPECT_GT(between_plans, 20);
+}
+
+TEST(ForkTest, ADamagedStateIsRefusedAndNothingStaysOpen) {
+  int tried = 0;
+  for (uint32_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE(seed);
+    ForkCase one(seed);
+    one.RunDamaged();
+    tried += one.forked;
+  }
+  EXPECT_GT(tried, 15);
 }
 
 class TruncateTest : public ::testing::Test {
@@ -187,7 +258,8 @@ TEST_F(TruncateTest, AFullCacheGoesBackToAnyTokenAlsoOfItsPrompt) {
                 never.group->Attention(1, token, static_cast<Position>(at)));
     }
     EXPECT_EQ(back.group->Sets(kSequence, 0), never.group->Sets(kSequence, 0));
-    EXPECT_EQ(Cache(back).hash().positions, Cache(never).hash().positions);
+    EXPECT_EQ(Cache(back).hash().placement, Cache(never).hash().placement);
+    EXPECT_EQ(Cache(back).used(), Cache(never).used());
   }
 }
 

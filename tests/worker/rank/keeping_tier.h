@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -20,7 +21,12 @@ class KeepingTier final : public HostTier {
     geometry_ = geometry;
     return absl::OkStatus();
   }
-  absl::Status Reserve(SequenceId, int64_t, int64_t) override { return absl::OkStatus(); }
+  absl::Status Reserve(SequenceId, int64_t first, int64_t count) override {
+    reserved_pages = std::max(reserved_pages, first + count);
+    // From a page on the service does not answer: they lie elsewhere.
+    if (reserved_pages > pages_to_take_over) stored = 0;
+    return absl::OkStatus();
+  }
   void Skip(SequenceId, int64_t, int64_t) override {}
   std::byte* Page(SequenceId, int layer, int kv_head, int64_t page) override {
     std::vector<std::byte>& bytes = pages_[{layer, kv_head, page}];
@@ -38,6 +44,8 @@ class KeepingTier final : public HostTier {
   const Pages& pages() const { return pages_; }
   void set_pages(Pages pages) { pages_ = std::move(pages); }
   int64_t stored = 0;
+  int64_t reserved_pages = 0;
+  int64_t pages_to_take_over = std::numeric_limits<int64_t>::max();
 
  private:
   PageGeometry geometry_;

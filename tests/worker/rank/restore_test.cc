@@ -1,6 +1,7 @@
 // A sequence that begins in a snapshot goes on exactly as the one that it was taken
 // of: the same residents in the same slots, the same scores, the same attention, bit for bit.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <memory>
 #include <random>
@@ -269,6 +270,22 @@ TEST_F(RestoreRefusalTest, PagesThatAreNotThereAreNamedAndNothingStaysOpen) {
   EXPECT_EQ(group_->cache().num_sequences(), 0);
   tier_.stored = 40;
   EXPECT_TRUE(Restore().ok());
+}
+
+// Rows that are known are not written again: their pages must be there from the start.
+TEST_F(RestoreRefusalTest, AllPagesOfKnownRowsAreTakenOverOrNone) {
+  options_.reserve_ahead_tokens = 0;
+  Take(TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 8, 8, 40));
+  tier_.stored = 60;  // of a life that went on after the state
+  tier_.reserved_pages = 0;
+  ASSERT_TRUE(group_->cache().Restore(kSequence, sequence_, snapshot_, 55).ok());
+  EXPECT_EQ(tier_.reserved_pages, 4);
+  ASSERT_TRUE(group_->Close(kSequence).ok());
+  tier_.stored = 60;
+  tier_.pages_to_take_over = 3;
+  const absl::Status status = group_->cache().Restore(kSequence, sequence_, snapshot_, 55);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_EQ(group_->cache().num_sequences(), 0);
 }
 
 TEST_F(RestoreRefusalTest, MoreSlotsThanTokensAreDataLossWithoutABudget) {

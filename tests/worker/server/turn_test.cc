@@ -72,6 +72,17 @@ class TurnTest : public ::testing::Test {
         v1::SequenceService::NewStub(service_.Channel())->Truncate(&context, request, &response);
     return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   }
+  int64_t Suspend(SequenceId sequence, int64_t ttl_ms) {
+    v1::SuspendSequenceRequest request;
+    request.set_sequence_id(sequence);
+    request.set_ttl_ms(ttl_ms);
+    grpc::ClientContext context;
+    v1::SuspendSequenceResponse response;
+    const auto status =
+        v1::SequenceService::NewStub(service_.Channel())->Suspend(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response.tokens_seen();
+  }
   // All ranks have reported its end.
   bool WaitFinished(SequenceId sequence) {
     const absl::Time deadline = absl::Now() + absl::Seconds(10);
@@ -280,6 +291,51 @@ TEST_F(TurnTest, OneThatBrokeOffIsResumed) {
   for (size_t i = 0; i < rest.messages.size(); ++i) {
     EXPECT_EQ(rest.messages[i].token(), whole.messages[5 + i].token());
     EXPECT_EQ(rest.messages[i].index(), whole.messages[5 + i].index());
+  }
+}
+
+// A group of one rank whose scheduler the test runs.
+Generated RunAlone(ServerTestGroup& group, const v1::GenerateRequest& request) {
+  Generated generated;
+  const auto running = group.engine().Start(request);
+  EXPECT_TRUE(running.ok()) << running.status();
+  if (!running.ok()) return generated;
+  while (!(*running)->responses.done()) {
+    EXPECT_TRUE(group.scheduler().RunOnce().ok());
+    while (const auto response = (*running)->responses.Pop(absl::ZeroDuration())) {
+      if (!response->has_summary()) generated.messages.push_back(*response);
+    }
+  }
+  group.engine().End(**running, true);
+  generated.messages.emplace_back().set_sequence_id((*running)->sequence);
+  std::swap(generated.messages.front(), generated.messages.back());
+  return generated;
+}
+
+TEST_F(TurnTest, OneThatIsCancelledBeforeItReachesTheRanksLeavesItsSequenceAsItWas) {
+  ServerTestGroup group(model_, 1, WithCache());
+  const Generated first = RunAlone(group, First(false, 1));
+  const SequenceId sequence = first.messages[0].sequence_id();
+  ASSERT_TRUE(WaitFinished(sequence));
+  std::vector<int32_t> text = Joined(SomeTokens(kPrompt, 9), SomeTokens(3, 4));
+  for (const bool suspended : {false, true}) {
+    SCOPED_TRACE(suspended);
+    if (suspended) Suspend(sequence, 600'000);
+    const auto turn = group.engine().Start(Turn(text, first));
+    ASSERT_TRUE(turn.ok()) << turn.status();
+    EXPECT_FALSE(service_.Get(sequence)->finished()) << "it is about to run";
+    (*turn)->Cancel(Generation::CutOff::kByClient);
+    ASSERT_TRUE(group.scheduler().RunOnce().ok());
+    group.engine().End(**turn, false);
+    const auto after = service_.Get(sequence);
+    ASSERT_TRUE(after.ok()) << after.status();
+    EXPECT_TRUE(after->finished());
+    EXPECT_EQ(after->suspended(), suspended);
+    if (suspended) {
+      EXPECT_GT(after->lease_remaining_ms(), 500'000);
+      EXPECT_LE(after->lease_remaining_ms(), 600'000);
+    }
+    EXPECT_TRUE(Truncate(sequence, kPrompt + 1).ok()) << "it does not run";
   }
 }
 

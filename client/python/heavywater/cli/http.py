@@ -19,6 +19,7 @@ from heavywater.server_process import ServerError
 if TYPE_CHECKING:
     from heavywater.http.server import HttpServer
 
+DEFAULT_TURNS = 64
 _MIB = 1 << 20
 
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")]
@@ -38,6 +39,9 @@ def http(
     max_running: Annotated[int, typer.Option(min=1, help="Answers under way; more are refused (429).")] = 256,
     max_body_mib: Annotated[int, typer.Option(min=1, max=1024, help="Of a request (413).")] = 8,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for an answer (504).")] = 600.0,
+    turns: Annotated[
+        int, typer.Option(min=0, help="Chats whose sequences are kept for their next question, for 10 minutes.")
+    ] = DEFAULT_TURNS,
     log_level: Annotated[str, typer.Option(help="error, warning, info (with each request) or debug.")] = "warning",
     policy: Annotated[str, typer.Option(help="Of requests that name none, where servers are started.")] = RECALL,
     model: LocalModel = None,
@@ -58,7 +62,12 @@ def http(
             with Console(stderr=True).status("starting heavywater-cache and heavywater-worker"):
                 servers = stack.enter_context(LocalServers(local))
             address, cache = servers.worker_address, servers.cache_address
-        limits = {"max_running": max_running, "max_body_bytes": max_body_mib * _MIB, "request_timeout_s": timeout}
+        limits = {
+            "max_turns": turns,
+            "max_running": max_running,
+            "max_body_bytes": max_body_mib * _MIB,
+            "request_timeout_s": timeout,
+        }
         endpoint = stack.enter_context(
             http_endpoint(
                 address,
@@ -99,6 +108,7 @@ def http_endpoint(
         raise ServerError(f"no package {error.name}; run: pip install 'heavywater[http]'") from None
     if log_level not in ("error", "warning", "info", "debug"):
         raise ValueError(f"--log-level {log_level}, want error, warning, info or debug")
+    limits = {"max_turns": DEFAULT_TURNS, **limits}
     options = HttpOptions(worker, cache, names, api_key, security=security, **limits)  # type: ignore[arg-type]
     with HttpServer(options, host, port, log_level) as server:
         typer.echo(f"export OPENAI_BASE_URL={server.url}/v1")

@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 
+from heavywater.blobs import BlobClient
 from heavywater.engine import DEFAULT_HOST_MEMORY_BYTES, LocalDevice
 from heavywater.hf.attention import NAME, register
 from heavywater.hf.cache import HeavywaterCache
+from heavywater.hf.fingerprint import fingerprint
 from heavywater.hf.models import UnsupportedModelError, check_supported, context_limit, kv_heads
 from heavywater.hf.policy import policy_options
 from heavywater.hf.rows import RowsOptions
+from heavywater.hf.saving import Saver
 from heavywater.hf.sequence import RowOptions
+from heavywater.hf.session import Session
 from heavywater.hf.tensor_parallel import group_of
 
 _MOST_THREADS = 256  # that a LocalDevice takes
@@ -32,6 +36,9 @@ def attach(
     max_step_tokens: int = 2048,
     page_tokens: int = 256,
     crop_tokens: int | None = None,
+    service: str | None = None,
+    session: str | None = None,
+    resume: bool = False,
     **options: Any,
 ) -> HeavywaterCache:
     """Lets `model` attend through a cache of fixed size, and makes such a cache.
@@ -43,6 +50,10 @@ def attach(
     of attention, None: torch's. `kv_dtype`: "fp32", "bf16" or "fp16", None: as the model's. `max_step_tokens`: the most
     tokens of a later turn. `crop_tokens`: the last so many can be taken back by `crop`, exactly, for up to three copies
     of the bounded cache and Q, K and V of twice as many tokens; policy "full" takes any tokens back without.
+
+    `service`: the address (host:port) of a running cache service, to which the cache is written under the name
+    `session` (HeavywaterCache.commit); `resume`: it goes on from there, in this process or another, else it begins
+    anew.
 
     The model works as before without such a cache. UnsupportedModelError names a model that cannot be served.
     """
@@ -61,7 +72,7 @@ def attach(
     if crop_tokens is not None and crop_tokens < 0:
         raise ValueError(f"crop_tokens is {crop_tokens}, want 0 (the last step's) or more, or None")
     threads = num_threads or min(torch.get_num_threads(), _MOST_THREADS)
-    device = LocalDevice(num_threads=threads, host_memory_bytes=host_memory_bytes)
+    device = LocalDevice(device=_device_of(model), num_threads=threads, host_memory_bytes=host_memory_bytes)
     rows = RowsOptions(
         row=RowOptions(policy=chosen, max_tokens=max_tokens or limit, crop_tokens=crop_tokens),
         num_layers=config.num_hidden_layers,
@@ -72,7 +83,33 @@ def attach(
         kv_dtype=kv_dtype,
         group=group_of(model),
     )
-    return HeavywaterCache(device, rows)
+    if service is None:
+        if session is not None or resume:
+            raise ValueError("session and resume are of a cache service, want service, its host:port")
+        return HeavywaterCache(device, rows)
+    return _with_session(model, device, rows, service, session, resume)
+
+
+def _device_of(model: Any) -> str:
+    """As LocalDevice names it."""
+    device = torch.device(model.device)
+    return f"{device.type}:{device.index or 0}" if device.type == "cuda" else device.type
+
+
+def _with_session(
+    model: Any, device: LocalDevice, rows: RowsOptions, service: str, session: str | None, resume: bool
+) -> HeavywaterCache:
+    if rows.group is not None:
+        raise UnsupportedModelError("service is not served for a model that is split over ranks (tp_plan)")
+    if session is None:
+        raise ValueError("service wants a session, the name under which the cache is kept there")
+    saver = Saver(Session(BlobClient(service), session), fingerprint(model, rows))
+    cache = HeavywaterCache(device, rows, saver)
+    if resume:
+        cache.resume()
+    else:
+        saver.begin()
+    return cache
 
 
 def _prepare(model: Any) -> None:
@@ -96,7 +133,11 @@ def announce_prompts(model_class: Any) -> None:
     @functools.wraps(generate)
     def announcing(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         announce_prompt(inputs, kwargs)
-        return generate(self, inputs, *args, **kwargs)
+        generated = generate(self, inputs, *args, **kwargs)
+        cache = kwargs.get("past_key_values", kwargs.get("cache"))
+        if isinstance(cache, HeavywaterCache) and cache.has_session:
+            cache.commit()
+        return generated
 
     announcing._heavywater = True  # type: ignore[attr-defined]
     model_class.generate = announcing

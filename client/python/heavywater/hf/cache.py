@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from heavywater.engine import KeptSet, LocalDevice
 from heavywater.hf.rows import BatchRows, RowsOptions
+from heavywater.hf.saving import Saver
 
 # On a K that `update` returned: the layer whose attention it is for.
 LAYER_OF_KEYS = "_heavywater_layer"
@@ -39,9 +40,10 @@ class HeavywaterCache(Cache):  # type: ignore[misc]
     `get_seq_length` counts tokens seen (padding included), `get_mask_sizes` residents.
     """
 
-    def __init__(self, device: LocalDevice, options: RowsOptions) -> None:
+    def __init__(self, device: LocalDevice, options: RowsOptions, saver: Saver | None = None) -> None:
         self._rows = BatchRows(device, options)
         self._broken: str | None = None
+        self._saver = saver
         super().__init__(layers=[HeavywaterLayer(self, layer) for layer in range(options.num_layers)])
 
     def expect_prompt(self, columns: int) -> None:
@@ -55,7 +57,10 @@ class HeavywaterCache(Cache):  # type: ignore[misc]
         """What the attention function calls; as BatchRows.attend()."""
         self.check_usable()
         try:
-            return self._rows.attend(layer, queries, keys, values, padding, scale)
+            out = self._rows.attend(layer, queries, keys, values, padding, scale)
+            if self._saver is not None and not self._rows.in_step:
+                self._saver.write_through(self._rows)
+            return out
         except BaseException as error:
             self.fail(f"{type(error).__name__}: {error}")
             raise
@@ -121,6 +126,27 @@ class HeavywaterCache(Cache):  # type: ignore[misc]
             self._rows.crop(columns)
         for layer in self.layers:
             layer.columns -= columns
+
+    @property
+    def has_session(self) -> bool:
+        return self._saver is not None
+
+    def commit(self) -> None:
+        """Writes the batch to the session at the cache service, for attach(..., resume=True) in any process: as
+        `generate` does when it has ended. HeavywaterError: the commit before is still good."""
+        if self._saver is None:
+            raise RuntimeError("this cache has no session, want service and session of attach()")
+        self.check_usable()
+        self._saver.commit(self._rows)
+
+    def resume(self) -> None:
+        """Goes on from the session's last commit, instead of from nothing. What attach(..., resume=True) does."""
+        if self._saver is None or self._rows.rows:
+            raise RuntimeError("an empty cache with a session can resume")
+        with self._failing():
+            self._saver.resume(self._rows)
+        for layer in self.layers:
+            layer.columns = self._rows.columns
 
     def activate_past_recording(self) -> None:
         """From now on the last step can be taken back, as assisted decoding wants it."""

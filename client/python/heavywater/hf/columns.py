@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 @dataclass
 class _Span:
@@ -23,6 +25,18 @@ class ColumnBook:
         twin = ColumnBook()
         twin._spans = [_Span(span.columns, span.tokens, span.real) for span in self._spans]
         return twin
+
+    def saved(self) -> list[Any]:
+        """As JSON has it: of each span its columns, or which of them are tokens."""
+        return [span.columns if span.real is None else span.real.int().tolist() for span in self._spans]
+
+    @classmethod
+    def loaded(cls, spans: list[Any]) -> ColumnBook:
+        """What `saved` gave."""
+        book = cls()
+        for span in spans:
+            book.add(torch.ones(span, dtype=torch.bool) if isinstance(span, int) else torch.tensor(span).bool())
+        return book
 
     def add(self, real: Any) -> None:
         """Columns of a step: `real` [columns] is false for padding."""

@@ -40,8 +40,8 @@ class BatchRows:
         self.prompt_columns: int | None = None  # announced; None: the first step has them all
         self._next_layer = 0
         self._ids = itertools.count(1)
-        self._shape: AttentionShape | None = None
-        self._scale = 0.0
+        self.shape: AttentionShape | None = None  # once K and Q have come
+        self.scale = 0.0
         self._idle: list[AttentionEngine] = []  # of rows that have gone
         self._records_past = False
 
@@ -57,7 +57,9 @@ class BatchRows:
             self._begin(queries, keys, padding, scale)
         # Float32 that lies by token, as projections leave it, is used where it lies.
         q, k, v = (states.detach().transpose(1, 2).to(torch.float32) for states in (queries, keys, values))
-        out = torch.zeros(q.shape, dtype=torch.float32)
+        out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        if q.device.type == "cuda":  # the engine has a stream of its own
+            torch.cuda.current_stream(q.device).synchronize()
         for row, sequence in enumerate(self.rows):
             sequence.attend(layer, q[row], k[row], v[row], out[row])
         self._next_layer += 1
@@ -96,6 +98,13 @@ class BatchRows:
             selected.append(row.copy(self._engine()) if index in moved else row)
             moved.add(index)
         self.rows = selected
+
+    def restore(self, shape: AttentionShape, scale: float, columns: int, saved: list[dict[str, Any]]) -> None:
+        """Empty rows become those that were saved (RowSequence.load)."""
+        self.shape, self.scale, self.columns = shape, scale, columns
+        for one in saved:
+            self.rows.append(RowSequence(self._ids, self._engine(), self.options.row))
+            self.rows[-1].load(one)
 
     def crop(self, columns: int) -> None:
         """As if the last `columns` had never come; fewer than there are. Between steps. NotImplementedError, before
@@ -170,22 +179,20 @@ class BatchRows:
     def _create(self, queries: Any, keys: Any, scale: float) -> None:
         if keys.dtype not in _KV_DTYPES:
             raise TypeError(f"K is {keys.dtype}, want one of: {', '.join(map(str, _KV_DTYPES))}")
-        if queries.device.type != "cpu":
-            raise ValueError(f"the model is on {queries.device}, want cpu: the in-process library runs there")
         ranks = self.options.group.size if self.options.group is not None else 1
         if keys.shape[1] * ranks != self.options.num_kv_heads:
             raise ValueError(
                 f"K has {keys.shape[1]} heads on each of {ranks} ranks, want {self.options.num_kv_heads} together: the "
                 "model's tp_plan must split its attention by heads"
             )
-        self._shape = AttentionShape(
+        self.shape = AttentionShape(
             num_layers=self.options.num_layers,
             num_query_heads=queries.shape[1],
             num_kv_heads=keys.shape[1],
             head_dim=queries.shape[3],
             dtype=self.options.kv_dtype or _KV_DTYPES[keys.dtype],
         )
-        self._scale = scale
+        self.scale = scale
         for _ in range(queries.shape[0]):
             row = RowSequence(self._ids, self._engine(), self.options.row)
             if self._records_past:
@@ -195,11 +202,11 @@ class BatchRows:
     def _engine(self) -> AttentionEngine:
         if self._idle:
             return self._idle.pop()
-        assert self._shape is not None
+        assert self.shape is not None
         return AttentionEngine(
             self.device,
-            self._shape,
-            attention_scale=self._scale,
+            self.shape,
+            attention_scale=self.scale,
             page_tokens=self.options.page_tokens,
             max_step_tokens=self.options.max_step_tokens,
             device_memory_bytes=self.options.device_memory_bytes,

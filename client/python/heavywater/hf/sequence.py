@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ class RowSequence:
 
     def __init__(self, ids: Iterator[int], engine: AttentionEngine, options: RowOptions) -> None:
         self.sequence = next(ids)
+        self.name = uuid.uuid4().hex  # of what its positions hold: another once some were taken back
         self.engine = engine
         self.taken = 0  # tokens, padding left out
         self._ids = ids
@@ -117,7 +119,7 @@ class RowSequence:
             assert self._rollback is not None
             before, self.sequence = self.sequence, self._rollback.back_to(left)
             self.engine.close(before)
-        self.taken = left
+        self.taken, self.name = left, uuid.uuid4().hex
         self._prompt_tokens = min(self._prompt_tokens, left)
 
     def copy(self, engine: AttentionEngine) -> RowSequence:
@@ -132,6 +134,36 @@ class RowSequence:
         if self._rollback is not None:
             twin.record_past()
         return twin
+
+    def saved(self) -> dict[str, Any]:
+        """What describes the row beside its engine's state, as JSON has it."""
+        return {
+            "row": self.name,
+            "taken": self.taken,
+            "prompt_tokens": self._prompt_tokens,
+            "columns": self._columns.saved(),
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """An empty row as the one that was saved: with "state" and "pages", bytes of its engine."""
+        self.engine.load_state(
+            self.sequence,
+            self._options.policy,
+            prompt_tokens=saved["prompt_tokens"],
+            max_tokens=self._options.max_tokens,
+            state=saved["state"],
+            pages=saved["pages"],
+            tokens_seen=saved["taken"],
+        )
+        self.name, self.taken, self._prompt_tokens = saved["row"], saved["taken"], saved["prompt_tokens"]
+        self._columns = ColumnBook.loaded(saved["columns"])
+        if self._options.crop_tokens is not None:
+            self.record_past()
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether what leaves the device stays in host memory."""
+        return self._options.policy.recall.enabled
 
     def close(self) -> None:
         """Frees what the row holds; its engine can serve another."""

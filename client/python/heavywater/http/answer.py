@@ -16,6 +16,7 @@ from heavywater.generation import Token
 from heavywater.http.asked import Asked, Prompt
 from heavywater.http.figures import figures_of
 from heavywater.http.stops import StopMatcher
+from heavywater.http.turns import COMPUTE_ANEW, Turn, Turns
 
 # A request that is left before it is accepted: so long until it has a sequence to be closed.
 _ACCEPT_S = 10.0
@@ -62,6 +63,8 @@ class _Choice:
     tokens: list[Token] = field(default_factory=list)  # that no piece has carried yet
     new_tokens: int = 0
     last: Token | None = None
+    text: str = ""  # of all pieces, for the next turn
+    whole: bool = False  # ended by itself
 
 
 class Answer:
@@ -76,28 +79,25 @@ class Answer:
         max_tokens: int,
         context_tokens: int,
         work: Background,
+        turns: Turns | None = None,
     ) -> None:
-        """`prompts`: each gets asked.n answers, in a row. `max_tokens`: asked.max_tokens, or what to try without it."""
+        """`prompts`: each gets asked.n answers, in a row. `max_tokens`: asked.max_tokens, or what to try without it.
+        `turns`: conversations that this one may go on with."""
         self._client = client
         self._asked = asked
         self._prompts = prompts
         self._max_tokens = max_tokens
         self._context_tokens = context_tokens
         self._background = work
+        self._turns = turns if turns is not None and turns.serves(asked) else None
+        self._turn: Turn | None = None
         self._choices: list[_Choice] = []
         self._readers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Answer:
         try:
-            try:
-                await self._begin_all()
-            except HeavywaterError as error:
-                room = self._room(error)
-                if room < 1:
-                    raise
-                await self._leave()
-                self._max_tokens, self._choices = room, []
-                await self._begin_all()
+            if not await self._go_on():
+                await self._begin_anew()
         except BaseException:
             await self._leave()
             raise
@@ -126,6 +126,35 @@ class Answer:
             unfinished -= piece.finish_reason is not None
             yield piece
 
+    async def _go_on(self) -> bool:
+        """With the sequence of the conversation's last answer, where there is one that can."""
+        if self._turns is None:
+            return False
+        self._turn = await self._turns.take(self._asked, self._prompts[0])
+        if self._turn is None:
+            return False
+        try:
+            await self._begin_all()
+        except HeavywaterError as error:
+            if error.code not in COMPUTE_ANEW:
+                raise
+            await self._leave()
+            self._turns.drop(self._turn.held.sequence_id)
+            self._turn, self._choices = None, []
+            return False
+        return True
+
+    async def _begin_anew(self) -> None:
+        try:
+            await self._begin_all()
+        except HeavywaterError as error:
+            room = self._room(error)
+            if room < 1:
+                raise
+            await self._leave()
+            self._max_tokens, self._choices = room, []
+            await self._begin_all()
+
     async def _begin_all(self) -> None:
         """They are not cancelled with the request: what is accepted has a sequence that must be closed."""
         for prompt in self._prompts:
@@ -145,8 +174,11 @@ class Answer:
         return min(self._max_tokens - 1, self._context_tokens - int(found[1])) if found else 0
 
     def _begin(self, prompt: Prompt, number: int) -> _Choice:
+        turn = self._turn
         generation = self._client.generate(
-            prompt,
+            turn.held.tokens if turn else prompt,
+            suffix=turn.rest if turn else "",
+            continues=turn.held.sequence_id if turn else 0,
             max_new_tokens=self._max_tokens,
             policy=self._asked.policy,
             temperature=self._asked.temperature,
@@ -171,6 +203,7 @@ class Answer:
             choice.last = token
             choice.new_tokens += 1
             choice.tokens.append(token)
+            choice.text += token.text
             text = stops.feed(token.text)
             if stops.stopped:
                 choice.generation.cancel()
@@ -178,6 +211,7 @@ class Answer:
                 return
             if text:
                 yield Piece(index, text, self._taken(choice))
+        choice.whole = choice.last is not None
         reason = _REASONS.get(choice.generation.summary.finish_reason, "stop")
         yield self._finished(index, stops.rest(), reason)
 
@@ -193,7 +227,8 @@ class Answer:
             text,
             self._taken(choice),
             reason,
-            figures_of(choice.generation, choice.last, (self._asked.seed + index % self._asked.n) % 2**64),
+            figures_of(choice.generation, choice.last, (self._asked.seed + index % self._asked.n) % 2**64)
+            | {"continued_tokens": len(self._turn.held.tokens) if self._turn else 0},
             prompt_tokens,
             choice.new_tokens,
         )
@@ -213,6 +248,9 @@ class Answer:
         choice.generation.cancel()
         with contextlib.suppress(HeavywaterError, asyncio.CancelledError):
             await choice.accepted
+        if self._turns is not None and choice.whole and choice.last is not None:
+            self._turns.keep(self._asked, f"{self._prompts[0]}{choice.text}", choice.generation, choice.last)
+            return
         if choice.generation.sequence_id and self._client.has_cache and not self._asked.keep:
             # The server may have closed it, or be gone: then the lease ends it.
             with contextlib.suppress(HeavywaterError):

@@ -25,6 +25,7 @@ from heavywater.http.fields import parse_object
 from heavywater.http.options import HttpOptions
 from heavywater.http.respond import AnswerResponse, Running
 from heavywater.http.shapes import Shape
+from heavywater.http.turns import Turns
 from heavywater.model import Model
 
 # The servers take messages of 4 MiB; the request's other fields have the rest.
@@ -64,8 +65,10 @@ class Endpoint:
         worker, cache, security = self._options.worker, self._options.cache or None, self._options.security
         async with Client(worker=worker, cache=cache, security=security) as client:
             self._client = client
+            self._turns = Turns(client, self._model.encode, self._options.max_turns, self._options.keep_turns_s)
             yield
             await self._background.finish()
+            await self._turns.finish()
 
     async def models(self, request: Request) -> Response:
         self._authorize(request)
@@ -114,7 +117,8 @@ class Endpoint:
                 message = f"the prompt has {size} bytes as it is sent to the worker, want at most {_MAX_PROMPT_BYTES}"
                 raise ApiError(413, message, param="messages" if asked.is_chat else "prompt", code="request_too_large")
         context_tokens = self._model.info.context_tokens
-        answer = Answer(self._client, asked, prompts, max_tokens, context_tokens, self._background)
+        turns = self._turns if self._options.max_turns else None
+        answer = Answer(self._client, asked, prompts, max_tokens, context_tokens, self._background, turns)
         return AnswerResponse(answer, Shape(asked, self._model, name), self._options, self._running)
 
     def _authorize(self, request: Request) -> None:

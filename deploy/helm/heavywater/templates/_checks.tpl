@@ -14,6 +14,9 @@
 {{- if and .Values.cache.config.redis_address .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
 {{- fail (printf "cache.config.redis_address is %q and the network policy lets nothing out to it, want networkPolicy.extraEgress" .Values.cache.config.redis_address) -}}
 {{- end -}}
+{{- if and .Values.cache.config.etcd_endpoints .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
+{{- fail (printf "cache.config.etcd_endpoints is %q and the network policy lets nothing out to it, want networkPolicy.extraEgress" .Values.cache.config.etcd_endpoints) -}}
+{{- end -}}
 {{- if and .Values.tls.enabled (not .Values.tls.secretName) -}}
 {{- fail "tls.enabled is true and tls.secretName is empty, want the secret with tls.crt, tls.key and ca.crt" -}}
 {{- end -}}
