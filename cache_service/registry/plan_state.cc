@@ -306,6 +306,14 @@ void PlanState::GoBackTo(int64_t plan, int64_t num_tokens) {
   }
 }
 
+PlanState PlanState::ForkedAs(SequenceId sequence) const {
+  PlanState forked = *this;
+  forked.layout_.sequence = sequence;
+  forked.pending_.clear();
+  for (Rank& rank : forked.ranks_) rank.finished = true;
+  return forked;
+}
+
 int64_t PlanState::first_dropped() const {
   int64_t first = std::numeric_limits<int64_t>::max();
   const auto look = [&first](const ReportedPlan& plan) {

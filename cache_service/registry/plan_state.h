@@ -115,6 +115,9 @@ class PlanState {
   // FAILED_PRECONDITION naming both values once ranks have disagreed; no plan is
   // committed from then on.
   const absl::Status& agreement() const { return agreement_; }
+  // The same state of another sequence: what is committed, and the tokens. Its ranks have
+  // finished.
+  PlanState ForkedAs(SequenceId sequence) const;
   // --- What a restart needs --- (plan_state_record.cc)
   // All of it; without sets and reports under way where they exceed kMaxRecordBytes,
   // which then come again with the next plans.

@@ -82,7 +82,15 @@ absl::StatusOr<v1::OpenSequenceResponse> Registry::Open(const v1::OpenSequenceRe
                       groups_.Find(request.group(), request.epoch()));
   HW_RETURN_IF_ERROR(
       CompareWithGroup(request.fingerprint(), "the request has", formation.fingerprint));
-  return sequences_.Open(request, formation.size);
+  return sequences_.Open(request, formation.size, CanRead(request.group(), formation.size));
+}
+
+// Ranks take stored pages over in the slab.
+bool Registry::CanRead(const std::string& group, int size) const {
+  for (int rank = 0; rank < size; ++rank) {
+    if (!groups_.IsDirect(group, rank)) return false;
+  }
+  return true;
 }
 
 absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(

@@ -71,6 +71,7 @@ class Registry {
   };
 
   absl::Duration WriteGrace() const;
+  bool CanRead(const std::string& group, int size) const;
   absl::Status LoadRetiring(const std::vector<SequenceId>& retiring)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CollectEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

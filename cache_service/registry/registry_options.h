@@ -16,6 +16,9 @@ struct RegistryOptions {
   // Of committed states to go on from, of all sequences together: beyond it the oldest
   // are dropped, and their sequences are computed again after a failure.
   int64_t max_snapshot_bytes = int64_t{1} << 30;
+  // Whole pages of prompts that others can be found to begin with, of all sequences: beyond it
+  // the oldest are not found.
+  int64_t max_prefix_pages = int64_t{1} << 20;
   absl::Duration sequence_lease = absl::Seconds(60);  // where Open gives none
   absl::Duration rank_lease = absl::Seconds(5);
   absl::Duration suspend_ttl = absl::Hours(1);  // at most, and where Suspend gives none

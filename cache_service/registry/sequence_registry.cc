@@ -23,8 +23,14 @@ constexpr int kMaxPageSize = 1000;
 // (none is negative).
 constexpr int64_t kMaxTokensInMessage = 700'000;
 
+// What is kept of a request: not the prompt.
+v1::OpenSequenceRequest Kept(v1::OpenSequenceRequest request) {
+  if (request.has_prefix()) request.mutable_prefix()->Clear();
+  return request;
+}
+
 size_t HashOf(const v1::OpenSequenceRequest& request) {
-  return std::hash<std::string>()(request.SerializeAsString());
+  return std::hash<std::string>()(Kept(request).SerializeAsString());
 }
 
 absl::Status CheckOpen(const v1::OpenSequenceRequest& request) {
@@ -67,6 +73,7 @@ SequenceRegistry::SequenceRegistry(const RegistryOptions& options, PageStore& st
       clock_(clock),
       state_(state),
       next_id_(options.first_sequence_id),
+      prefixes_(options.max_prefix_pages),
       pins_(options.max_pins) {}
 
 absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Replay(
@@ -78,14 +85,16 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Replay(
 }
 
 absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Open(
-    const v1::OpenSequenceRequest& request, int num_ranks) {
+    const v1::OpenSequenceRequest& request, int num_ranks, bool may_share) {
   HW_RETURN_IF_ERROR(CheckOpen(request));
+  HW_RETURN_IF_ERROR(CheckPrefix(request));
   HW_ASSIGN_OR_RETURN(const PageGeometry geometry, GeometryOf(request.fingerprint()));
+  const Prefix prefix = may_share && request.has_prefix() ? FindPrefix(request) : Prefix();
   while (true) {
     absl::Status store_full;
     {
       MutexLock lock(&mutex_);
-      auto opened = TryOpen(request, num_ranks, geometry, &store_full);
+      auto opened = TryOpen(request, num_ranks, geometry, prefix, &store_full);
       if (store_full.ok()) return opened;
     }
     // Waits for the tiers below, so not under the lock.
@@ -95,28 +104,33 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Open(
 
 absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
     const v1::OpenSequenceRequest& request, int num_ranks, const PageGeometry& geometry,
-    absl::Status* store_full) {
+    const Prefix& prefix, absl::Status* store_full) {
   const auto first = first_answers_.find(request.request_id());
   if (first != first_answers_.end()) return Replay(request, first->second);
   HW_RETURN_IF_ERROR(CheckCount());
   const SequenceId id = NextId();
-  const absl::Status opened = store_.Open({.sequence = id,
-                                           .fingerprint = FingerprintIdOf(request.fingerprint()),
-                                           .geometry = geometry,
-                                           .num_ranks = num_ranks,
-                                           .max_tokens = request.max_tokens(),
-                                           .prompt_tokens = request.prompt_tokens(),
-                                           .tenant = request.tenant(),
-                                           .dtype = PageDtypeOf(request.fingerprint().dtype())});
-  if (absl::IsResourceExhausted(opened)) *store_full = opened;
-  HW_RETURN_IF_ERROR(opened);
+  const absl::StatusOr<int64_t> opened =
+      OpenPages({.sequence = id,
+                 .fingerprint = FingerprintIdOf(request.fingerprint()),
+                 .geometry = geometry,
+                 .num_ranks = num_ranks,
+                 .max_tokens = request.max_tokens(),
+                 .prompt_tokens = request.prompt_tokens(),
+                 .tenant = request.tenant(),
+                 .dtype = PageDtypeOf(request.fingerprint().dtype())},
+                prefix);
+  if (absl::IsResourceExhausted(opened.status())) *store_full = opened.status();
+  HW_RETURN_IF_ERROR(opened.status());
+  CountPrefix(request, *opened);
   BoundCount();
   next_id_ = id + 1;
   Record& record = AddRecord(
       id, request, num_ranks,
       request.lease_ms() == 0 ? options_.sequence_lease : absl::Milliseconds(request.lease_ms()));
   Save(id, record);
-  return first_answers_[request.request_id()].response;
+  v1::OpenSequenceResponse& response = first_answers_[request.request_id()].response;
+  response.set_prefix_tokens(*opened);
+  return response;
 }
 
 PlanLayout SequenceRegistry::LayoutOf(SequenceId id, const v1::OpenSequenceRequest& request,
@@ -133,7 +147,7 @@ SequenceRegistry::Record& SequenceRegistry::AddRecord(SequenceId id,
                                                       const v1::OpenSequenceRequest& request,
                                                       int num_ranks, absl::Duration lease) {
   Record& record =
-      records_.try_emplace(id, request, LayoutOf(id, request, num_ranks)).first->second;
+      records_.try_emplace(id, Kept(request), LayoutOf(id, request, num_ranks)).first->second;
   record.lease = lease;
   record.lease_end = record.write_end = clock_.Now() + lease;
   record.epoch = request.epoch();
@@ -157,6 +171,7 @@ absl::StatusOr<SequenceRegistry::Records::iterator> SequenceRegistry::Find(Seque
 SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator record) {
   const auto& [id, state] = *record;
   SaveEnd(id, state);
+  prefixes_.Remove(id);
   if (pins_.RemoveAll(id)) PinsChanged(id);
   (void)store_.Release(id);
   snapshot_bytes_ -= state.plans.snapshot_bytes();
@@ -364,6 +379,7 @@ absl::Status SequenceRegistry::Report(const v1::ReportPlanRequest& request,
     SaveReport(report.sequence_id(), record, request.rank(), report);
     if (report.finished()) NoteChange(report.sequence_id());
     record.last_use = clock_.Now();
+    OfferPrefix(report.sequence_id(), record);
     ++num_reports_;
     if (!record.plans.agreement().ok() && !record.disagreement_counted) {
       record.disagreement_counted = true;

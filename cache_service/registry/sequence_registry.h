@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,6 +20,7 @@
 #include "cache_service/base/viewer.h"
 #include "cache_service/registry/pin_book.h"
 #include "cache_service/registry/plan_state.h"
+#include "cache_service/registry/prefix_index.h"
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/state_store.h"
@@ -42,8 +44,9 @@ class SequenceRegistry {
   absl::Status Restore(const std::vector<SequenceId>& stored);
 
   // The request has been checked against its group, which has `num_ranks`.
+  // `may_share`: its ranks can read pages of others where they lie.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request,
-                                                int num_ranks);
+                                                int num_ranks, bool may_share = true);
   // What `viewer` may not see is NOT_FOUND, in the words for a sequence that never was.
   // With the tokens from `first_token` on that fit into a message.
   absl::StatusOr<v1::Sequence> Get(SequenceId id, int64_t first_token = 0,
@@ -64,6 +67,9 @@ class SequenceRegistry {
                                                     const Viewer& viewer = Viewer::All());
   absl::StatusOr<v1::TruncateSequenceResponse> Truncate(const v1::TruncateSequenceRequest& request,
                                                         const Viewer& viewer = Viewer::All());
+  // As SequenceService says. (sequence_fork.cc)
+  absl::StatusOr<v1::ForkSequenceResponse> Fork(const v1::ForkSequenceRequest& request,
+                                                const Viewer& viewer = Viewer::All());
   // Those among them that are suspended.
   void AddSuspended(const google::protobuf::RepeatedField<uint64_t>& ids,
                     google::protobuf::RepeatedField<uint64_t>* suspended) const;
@@ -177,6 +183,14 @@ class SequenceRegistry {
   int64_t num_disagreements() const;
   int64_t num_reclaimed() const;  // ended to make room
   int64_t snapshot_bytes() const;
+  // Of prompts that asked for stored prefixes.
+  struct PrefixStats {
+    int64_t lookups = 0;
+    int64_t hits = 0;
+    int64_t tokens = 0;         // that they began with
+    int64_t indexed_pages = 0;  // whole pages of prompts that can be found
+  };
+  PrefixStats prefix_stats() const;
 
  private:
   struct Record {
@@ -199,6 +213,7 @@ class SequenceRegistry {
     bool disagreement_counted = false;
     int32_t incarnation = 0;
     absl::Duration suspended = absl::ZeroDuration();  // for how long; zero: it is not
+    v1::ForkState fork;                               // empty: it was opened
     // Of what is kept of it: the whole record, and the reports since.
     int64_t record_bytes = 0;
     int64_t report_bytes = 0;
@@ -210,6 +225,19 @@ class SequenceRegistry {
   struct FirstAnswer {
     size_t request_hash;
     v1::OpenSequenceResponse response;
+  };
+
+  // Of a Fork, likewise.
+  struct ForkAnswer {
+    std::string tenant;
+    int64_t asked_lease_ms = 0;
+    v1::ForkSequenceResponse response;
+  };
+
+  // Stored pages with which a prompt may begin.
+  struct Prefix {
+    SequenceId source = 0;
+    int64_t tokens = 0;  // 0: none
   };
 
   // Written to its end by all ranks.
@@ -232,8 +260,35 @@ class SequenceRegistry {
   // Open() as far as it goes without more room in the store, which is `store_full` then.
   absl::StatusOr<v1::OpenSequenceResponse> TryOpen(const v1::OpenSequenceRequest& request,
                                                    int num_ranks, const PageGeometry& geometry,
+                                                   const Prefix& prefix, absl::Status* store_full)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // --- Stored prefixes --- (sequence_prefix.cc)
+  static absl::Status CheckPrefix(const v1::OpenSequenceRequest& request);
+  Prefix FindPrefix(const v1::OpenSequenceRequest& request);
+  std::vector<Prefix> PrefixCandidates(const v1::OpenSequenceRequest& request);
+  // The sequence's pages; how many of its tokens are stored in them already.
+  absl::StatusOr<int64_t> OpenPages(const SequenceSpec& spec, const Prefix& prefix);
+  void CountPrefix(const v1::OpenSequenceRequest& request, int64_t tokens)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Once its prompt is known, others can find it.
+  void OfferPrefix(SequenceId id, const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // --- Forks --- (sequence_fork.cc)
+  absl::StatusOr<v1::ForkSequenceResponse> TryFork(const v1::ForkSequenceRequest& request,
+                                                   const Viewer& viewer, bool prepared,
                                                    absl::Status* store_full)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::optional<v1::ForkSequenceResponse>> ForkReplay(
+      const v1::ForkSequenceRequest& request, const Viewer& viewer) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckFork(SequenceId id, const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<SequenceId> InTheWayOfFork(SequenceId parent)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<int64_t> ForkPages(SequenceId parent, const Record& record, SequenceId child,
+                                    absl::Status* store_full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  v1::ForkSequenceResponse AddFork(const v1::ForkSequenceRequest& request, const Record& parent,
+                                   v1::ForkSequenceResponse response)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RememberFork(const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `full` and who holds the room.
   absl::Status NameHolders(const absl::Status& full, const std::vector<Finished>& finished)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -305,6 +360,10 @@ class SequenceRegistry {
   std::deque<std::string> ended_requests_ ABSL_GUARDED_BY(mutex_);
   // Request ids of Close, by sequence, likewise.
   std::map<SequenceId, std::string> closed_ ABSL_GUARDED_BY(mutex_);
+  // Of Fork, by sequence and request id; those of the oldest sequences are forgotten first.
+  std::map<std::pair<SequenceId, std::string>, ForkAnswer> forks_ ABSL_GUARDED_BY(mutex_);
+  PrefixIndex prefixes_ ABSL_GUARDED_BY(mutex_);
+  PrefixStats prefix_stats_ ABSL_GUARDED_BY(mutex_);
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
   PinBook pins_ ABSL_GUARDED_BY(mutex_);
   std::vector<heavywater::Pin> ended_pins_ ABSL_GUARDED_BY(mutex_);

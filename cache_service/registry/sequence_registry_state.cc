@@ -33,6 +33,7 @@ v1::SequenceState SequenceRegistry::RecordOf(const Record& record) {
   message.set_incarnation(record.incarnation);
   message.set_suspended_ms(absl::ToInt64Milliseconds(record.suspended));
   *message.mutable_plans() = record.plans.ToRecord();
+  if (record.fork.has_response()) *message.mutable_fork() = record.fork;
   return message;
 }
 
@@ -106,6 +107,8 @@ absl::Status SequenceRegistry::LoadSequence(SequenceId id, std::string_view valu
   // Which processes had it before, and until when they may write, is not known any more.
   if (record.incarnation > 0) record.earlier_write_ends[0] = record.write_end;
   record.record_bytes = static_cast<int64_t>(value.size());
+  record.fork = message.fork();
+  if (record.fork.has_response()) RememberFork(record);
   next_id_ = std::max(next_id_, id + 1);
   store_.SetOwner(id, record.request.tenant(), PageDtypeOf(record.request.fingerprint().dtype()));
   HW_RETURN_IF_ERROR(record.plans.Load(message.plans()));
@@ -163,7 +166,12 @@ absl::Status SequenceRegistry::Restore(const std::vector<SequenceId>& stored) {
     if (!records_.contains(id)) (void)store_.Release(id);
   }
   for (auto record = records_.begin(); record != records_.end();) {
-    record = with_pages.contains(record->first) ? std::next(record) : End(record);
+    if (!with_pages.contains(record->first)) {
+      record = End(record);
+      continue;
+    }
+    OfferPrefix(record->first, record->second);
+    ++record;
   }
   return LoadPins();
 }

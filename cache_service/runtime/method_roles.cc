@@ -63,6 +63,7 @@ const std::map<absl::string_view, RoleSet>& Table() {
       {"/heavywater.v1.PageStoreService/Write", kWorkers},
 
       {"/heavywater.v1.SequenceService/Close", kReaders},
+      {"/heavywater.v1.SequenceService/Fork", kReaders},
       {"/heavywater.v1.SequenceService/Get", kReaders},
       {"/heavywater.v1.SequenceService/GetSets", kReaders},
       {"/heavywater.v1.SequenceService/List", kReaders},

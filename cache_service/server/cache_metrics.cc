@@ -146,6 +146,7 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
   SequenceRegistry& sequences = registry_.sequences();
   GroupRegistry& groups = registry_.groups();
   const BlobStoreStats blobs = blobs_.Stats();
+  const SequenceRegistry::PrefixStats prefixes = sequences.prefix_stats();
   std::vector<MetricFamily> families = {
       Gauge("heavywater_sequences", "Open sequences", sequences.num_sequences()),
       Gauge("heavywater_groups", "Worker groups", groups.num_groups()),
@@ -153,6 +154,15 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
       Gauge("heavywater_snapshot_bytes",
             "Committed states to go on from after a failure; bounded, the oldest are dropped",
             sequences.snapshot_bytes()),
+      Gauge("heavywater_shared_pages",
+            "Pages in host memory that more than one sequence holds; each counts once in the tier",
+            stats.shared_pages),
+      Gauge("heavywater_prefix_pages", "Whole pages of prompts that others may begin with",
+            prefixes.indexed_pages),
+      Counter("heavywater_prefix_lookups_total", "Prompts that asked for a stored prefix",
+              prefixes.lookups),
+      Counter("heavywater_prefix_hits_total", "Those that began with one", prefixes.hits),
+      Counter("heavywater_prefix_tokens_total", "Tokens that they began with", prefixes.tokens),
       Gauge("heavywater_blobs", "Values that engines have stored by key", blobs.blobs),
       Gauge("heavywater_blob_bytes", "Bytes that they hold, part of those of the tiers",
             blobs.held_bytes),

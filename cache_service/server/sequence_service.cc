@@ -164,6 +164,19 @@ grpc::ServerUnaryReactor* SequenceService::Truncate(grpc::CallbackServerContext*
   });
 }
 
+grpc::ServerUnaryReactor* SequenceService::Fork(grpc::CallbackServerContext* context,
+                                                const v1::ForkSequenceRequest* request,
+                                                v1::ForkSequenceResponse* response) {
+  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  auto forked = registry_.sequences().Fork(*request, access_.ViewerOf(*context));
+  if (forked.ok()) {
+    LogInfo("sequence forked", {{"sequence", request->sequence_id()},
+                                {"new_sequence", forked->sequence_id()},
+                                {"shared_tokens", forked->shared_tokens()}});
+  }
+  return Finish(context, std::move(forked), response);
+}
+
 grpc::ServerUnaryReactor* SequenceService::ReadSnapshot(grpc::CallbackServerContext* context,
                                                         const v1::ReadSnapshotRequest* request,
                                                         v1::ReadSnapshotResponse* response) {

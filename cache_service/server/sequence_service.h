@@ -46,6 +46,9 @@ class SequenceService final : public v1::SequenceService::CallbackService {
   grpc::ServerUnaryReactor* Truncate(grpc::CallbackServerContext* context,
                                      const v1::TruncateSequenceRequest* request,
                                      v1::TruncateSequenceResponse* response) override;
+  grpc::ServerUnaryReactor* Fork(grpc::CallbackServerContext* context,
+                                 const v1::ForkSequenceRequest* request,
+                                 v1::ForkSequenceResponse* response) override;
   grpc::ServerUnaryReactor* ReadSnapshot(grpc::CallbackServerContext* context,
                                          const v1::ReadSnapshotRequest* request,
                                          v1::ReadSnapshotResponse* response) override;

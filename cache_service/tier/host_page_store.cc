@@ -82,36 +82,53 @@ void HostPageStore::Promise(Entry& entry, int64_t bytes) {
 }
 
 absl::Status HostPageStore::Open(const SequenceSpec& spec) {
-  HW_RETURN_IF_ERROR(CheckSpec(spec));
-  const int64_t watermarks_bytes = SequencePages::WatermarksBytes(spec.num_ranks);
-  const int64_t prompt_bytes = PromptBytes(spec);
-  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Admit(spec, watermarks_bytes, prompt_bytes));
+  std::vector<int64_t> none;
+  HW_ASSIGN_OR_RETURN(const EntryPtr entry, Admit(spec, {}, &none));
   MutexLock entry_lock(&entry->mutex);
   Save(*entry);
   return absl::OkStatus();
 }
 
 absl::StatusOr<HostPageStore::EntryPtr> HostPageStore::Admit(const SequenceSpec& spec,
-                                                             int64_t watermarks_bytes,
-                                                             int64_t prompt_bytes) {
+                                                             const Beginning& begins,
+                                                             std::vector<int64_t>* pages) {
+  HW_RETURN_IF_ERROR(CheckSpec(spec));
+  const int64_t held_bytes = Times(begins.held_pages, Slab::RoundUp(spec.geometry.page_bytes()));
+  const int64_t prompt_bytes =
+      begins.grows ? std::max<int64_t>(0, PromptBytes(spec) - held_bytes) : 0;
+  const int64_t num_pages = begins.new_pages;
+  const int64_t watermarks_bytes = SequencePages::WatermarksBytes(spec.num_ranks);
+  const int64_t page_bytes = spec.geometry.page_bytes();
   MutexLock lock(&mutex_);
   if (sequences_.contains(spec.sequence) || retiring_.contains(spec.sequence)) {
     return absl::AlreadyExistsError(absl::StrCat("sequence ", spec.sequence, " exists"));
   }
-  const int64_t limit = std::numeric_limits<int64_t>::max() - Slab::RoundUp(watermarks_bytes);
-  const int64_t need = std::min(prompt_bytes, limit) + Slab::RoundUp(watermarks_bytes);
-  // The quota first: no room is made among others for what does not fit into it.
-  const TenantUse hold = {.host_bytes = std::min(prompt_bytes, slab_->total_bytes()),
+  const int64_t new_bytes = Times(num_pages, Slab::RoundUp(page_bytes));
+  const int64_t now = Slab::RoundUp(watermarks_bytes) + new_bytes;
+  const int64_t limit = std::numeric_limits<int64_t>::max() - now;
+  const int64_t need = std::min(prompt_bytes, limit) + now;
+  // The quota first: no room is made among others for what does not fit into it. Pages that
+  // others hold, too, count for each.
+  const TenantUse hold = {.host_bytes = std::min(prompt_bytes, slab_->total_bytes()) +
+                                        std::min(held_bytes, slab_->total_bytes()) + new_bytes,
                           .sequences = IsValue(spec.sequence) ? 0 : 1};
   HW_RETURN_IF_ERROR(tenants_.TryHold(spec.tenant, hold));
   absl::Status room = CheckRoom(need, /*own_promise=*/0);
   absl::StatusOr<std::vector<int64_t>> watermarks;
   if (room.ok()) watermarks = Allocate(1, watermarks_bytes, 0);
   room.Update(watermarks.status());
+  absl::StatusOr<std::vector<int64_t>> allocated;
+  if (room.ok()) {
+    allocated = Allocate(num_pages, page_bytes, 0);
+    room.Update(allocated.status());
+    if (!room.ok()) slab_->Free((*watermarks)[0], watermarks_bytes);
+  }
   if (!room.ok()) {
     tenants_.Change(spec.tenant, {.host_bytes = -hold.host_bytes, .sequences = -hold.sequences});
     return room;
   }
+  *pages = *std::move(allocated);
+  counters_.pages += num_pages;
   auto entry =
       std::make_shared<Entry>(SequencePages(spec, (*watermarks)[0], *slab_), state_ != nullptr,
                               /*is_released=*/false, hold);
@@ -164,8 +181,9 @@ absl::StatusOr<Reservation> HostPageStore::Reserve(const PageRange& range, bool 
     Promise(*entry, entry->promised_bytes - own);
     counters_.pages += missing.pages;
   }
-  Reservation reservation = pages.Fill(range, *offsets, direct);
-  Save(*entry);
+  std::vector<int64_t> left;
+  Reservation reservation = pages.Fill(range, *offsets, direct, &left);
+  FreePages(*entry, left);
   return reservation;
 }
 
@@ -213,11 +231,14 @@ absl::StatusOr<int64_t> HostPageStore::Skip(SequenceId sequence, int rank, int64
 int64_t HostPageStore::FreePages(Entry& entry, std::span<const int64_t> offsets) {
   Save(entry);
   MutexLock lock(&mutex_);
+  int64_t freed = 0;
   for (const int64_t offset : offsets) {
+    if (!holders_.Drop(offset)) continue;
     slab_->Free(offset, entry.pages.spec().geometry.page_bytes());
+    ++freed;
   }
-  counters_.pages -= static_cast<int64_t>(offsets.size());
-  return static_cast<int64_t>(offsets.size());
+  counters_.pages -= freed;
+  return freed;
 }
 
 absl::Status HostPageStore::Read(const RowRange& rows, std::span<std::byte> bytes) {
@@ -274,7 +295,8 @@ absl::Status HostPageStore::Release(SequenceId sequence) {
 
 int64_t HostPageStore::HeldBytes(const SequencePages& pages) {
   const SequenceSpec& spec = pages.spec();
-  return pages.num_host_pages() * Slab::RoundUp(spec.geometry.page_bytes()) +
+  const int64_t own = pages.num_host_pages() - pages.num_shared();
+  return own * Slab::RoundUp(spec.geometry.page_bytes()) +
          Slab::RoundUp(SequencePages::WatermarksBytes(spec.num_ranks));
 }
 
@@ -360,6 +382,7 @@ PageStoreStats HostPageStore::Stats() const {
   stats.used_bytes = slab_->used_bytes();
   stats.free_bytes = slab_->free_bytes();
   stats.sequences = static_cast<int64_t>(sequences_.size());
+  stats.shared_pages = holders_.num_shared();
   for (const auto& [sequence, entry] : retiring_) stats.retiring_bytes += entry->retiring_bytes;
   return stats;
 }

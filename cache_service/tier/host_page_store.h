@@ -10,6 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "cache_service/base/mutex.h"
+#include "cache_service/tier/page_holders.h"
 #include "cache_service/tier/page_place.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/sequence_pages.h"
@@ -27,6 +28,8 @@ class HostPageStore final : public PageStore {
   explicit HostPageStore(std::unique_ptr<Slab> slab, StateStore* state = nullptr);
 
   absl::Status Open(const SequenceSpec& spec) override;
+  absl::StatusOr<int64_t> OpenFrom(const SequenceSpec& spec, const PageSource& source) override;
+  absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens, bool exact) override;
   absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override;
   absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes) override;
   absl::Status Commit(SequenceId sequence, int rank, int64_t tokens) override;
@@ -39,7 +42,8 @@ class HostPageStore final : public PageStore {
   void StopWriter(SequenceId sequence, int rank) override;
   absl::Status Extend(SequenceId sequence, int64_t max_tokens) override;
   absl::Status Truncate(SequenceId sequence, int64_t tokens) override;
-  absl::Status BringUp(SequenceId sequence) override;
+  absl::Status BringUp(SequenceId sequence, int64_t tokens) override;
+  using PageStore::BringUp;
   absl::Status Rest(SequenceId sequence, int rank, std::span<const PageId> pages) override;
   absl::StatusOr<std::vector<absl::StatusOr<int64_t>>> Ask(SequenceId sequence, int rank,
                                                            std::span<const PageId> pages) override;
@@ -56,6 +60,7 @@ class HostPageStore final : public PageStore {
   TenantBook& tenants() override { return tenants_; }
   PageStoreStats Stats() const override;
 
+  // (OpenFrom() and PrepareShare(): host_page_store_share.cc)
   // --- For the store of tiers below --- (host_page_store_tiers.cc)
   // As Read(); the place of the page where it is not the slab.
   absl::StatusOr<std::optional<PagePlace>> ReadOrLocate(const RowRange& rows,
@@ -80,8 +85,8 @@ class HostPageStore final : public PageStore {
   bool Promote(const PagePlace& place, std::span<const std::byte> bytes, int64_t max_used_bytes);
   // Whether its tenant's quota has room for `bytes` more in host memory.
   absl::Status CheckHostQuota(SequenceId sequence, int64_t bytes);
-  // Of the sequence, which counts as used just now. NOT_FOUND.
-  absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence);
+  // Of the sequence's first `tokens`; it counts as used just now. NOT_FOUND.
+  absl::StatusOr<std::vector<PagePlace>> PagesBelow(SequenceId sequence, int64_t tokens);
   // --- Pages that rest --- (host_page_store_rest.cc)
   // As Ask() for one page; its place where it is not the slab.
   absl::StatusOr<SequencePages::Asked> AskOrLocate(SequenceId sequence, int rank,
@@ -138,8 +143,14 @@ class HostPageStore final : public PageStore {
   using EntryPtr = std::shared_ptr<Entry>;
 
   absl::StatusOr<EntryPtr> Find(SequenceId sequence) const;
-  absl::StatusOr<EntryPtr> Admit(const SequenceSpec& spec, int64_t watermarks_bytes,
-                                 int64_t prompt_bytes);
+  struct Beginning {
+    int64_t held_pages = 0;  // of its prompt, which others hold, too
+    int64_t new_pages = 0;   // that it gets at once
+    bool grows = true;       // room is held for the rest of its prompt
+  };
+  // `pages`: the offsets of its new ones.
+  absl::StatusOr<EntryPtr> Admit(const SequenceSpec& spec, const Beginning& begins,
+                                 std::vector<int64_t>* pages);
   // RESOURCE_EXHAUSTED, counted. `own_promise` of the held room may be used.
   absl::Status CheckRoom(int64_t need, int64_t own_promise) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `count` places of `bytes` each, or none.
@@ -149,9 +160,14 @@ class HostPageStore final : public PageStore {
   // What the prompt needs no more. Others may have it once the records say so: one that
   // was admitted into it and a restart that finds it promised would not fit together.
   void EndPromise(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
-  // Gives the memory of pages back that are the entry's no more; how many.
+  // Gives the memory of pages back that are the entry's no more, where nobody else holds
+  // them; how many.
   int64_t FreePages(Entry& entry, std::span<const int64_t> offsets)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  // `taker` has just got shared pages: they have one more holder.
+  void Hold(const SequencePages& taker);
+  // Of all sequences, those of several once.
+  int64_t CountPages() const;
   // Gives the memory of a released sequence back.
   void FreeAll(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   // Keeps what has changed: before anybody is answered, and before room that is free by
@@ -178,6 +194,7 @@ class HostPageStore final : public PageStore {
   absl::flat_hash_map<SequenceId, EntryPtr> sequences_ ABSL_GUARDED_BY(mutex_);
   // Released while a rank may still be writing into the pages.
   absl::flat_hash_map<SequenceId, EntryPtr> retiring_ ABSL_GUARDED_BY(mutex_);
+  PageHolders holders_ ABSL_GUARDED_BY(mutex_);
   PageStoreStats counters_ ABSL_GUARDED_BY(mutex_);
   uint64_t use_count_ ABSL_GUARDED_BY(mutex_) = 0;  // time, as far as coldness needs it
 };

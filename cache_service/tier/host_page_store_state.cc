@@ -47,10 +47,12 @@ absl::StatusOr<HostPageStore::Restored> HostPageStore::Restore() {
                         HW_ASSIGN_OR_RETURN(const StateId id, ParseStateKey(key));
                         return LoadPage(id, record, &restored);
                       }));
+  const int64_t pages = CountPages();
   std::vector<EntryPtr> entries;
   {
     MutexLock lock(&mutex_);
     CutPromises();
+    counters_.pages = pages;
     for (const auto* all : {&sequences_, &retiring_}) {
       for (const auto& [id, entry] : *all) entries.push_back(entry);
     }
@@ -108,12 +110,8 @@ absl::Status HostPageStore::LoadPage(const StateId& id, std::string_view record,
   MutexLock entry_lock(&entry->mutex);
   MutexLock lock(&mutex_);
   HW_ASSIGN_OR_RETURN(const std::optional<PagePlace> below,
-                      entry->pages.LoadPage(id.number, record));
-  if (below.has_value()) {
-    restored->below.push_back(*below);
-  } else {
-    ++counters_.pages;
-  }
+                      entry->pages.LoadPage(id.number, record, holders_));
+  if (below.has_value()) restored->below.push_back(*below);
   if (entry->released) entry->retiring_bytes = HeldBytes(entry->pages);
   return absl::OkStatus();
 }

@@ -138,18 +138,19 @@ bool HostPageStore::Promote(const PagePlace& place, std::span<const std::byte> b
   return true;
 }
 
-absl::StatusOr<std::vector<PagePlace>> HostPageStore::PagesBelow(SequenceId sequence) {
+absl::StatusOr<std::vector<PagePlace>> HostPageStore::PagesBelow(SequenceId sequence,
+                                                                 int64_t tokens) {
   HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
   {
     MutexLock lock(&mutex_);
     entry->last_use = ++use_count_;
   }
   MutexLock entry_lock(&entry->mutex);
-  return entry->pages.PagesBelow();
+  return entry->pages.PagesBelow(tokens);
 }
 
-absl::Status HostPageStore::BringUp(SequenceId sequence) {
-  HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, PagesBelow(sequence));
+absl::Status HostPageStore::BringUp(SequenceId sequence, int64_t tokens) {
+  HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, PagesBelow(sequence, tokens));
   if (below.empty()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(Describe(below[0].key), " is not in host memory"));
 }

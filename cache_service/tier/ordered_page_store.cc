@@ -67,12 +67,12 @@ absl::Status OrderedPageStore::ReadBelow(const PagePlace& place, const RowRange&
   return absl::OkStatus();
 }
 
-absl::Status OrderedPageStore::BringUp(SequenceId sequence) {
+absl::Status OrderedPageStore::BringUp(SequenceId sequence, int64_t tokens) {
   absl::Status status;
   host_->StopResting(sequence);
   // Those that were on their way down meanwhile come with the next round.
   for (int round = 0; round < kMaxRounds; ++round) {
-    HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, host_->PagesBelow(sequence));
+    HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, host_->PagesBelow(sequence, tokens));
     if (below.empty()) return absl::OkStatus();
     HW_RETURN_IF_ERROR(MakeQuotaRoom(sequence, below));
     for (const PagePlace& place : below) {

@@ -51,6 +51,12 @@ class OrderedPageStore final : public PageStore {
                    Clock& clock);
 
   absl::Status Open(const SequenceSpec& spec) override { return host_->Open(spec); }
+  absl::StatusOr<int64_t> OpenFrom(const SequenceSpec& spec, const PageSource& source) override {
+    return host_->OpenFrom(spec, source);
+  }
+  absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens, bool exact) override {
+    return host_->PrepareShare(sequence, tokens, exact);
+  }
   absl::StatusOr<Reservation> Reserve(const PageRange& range, bool direct) override;
   absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes) override {
     return host_->Write(rank, rows, bytes);
@@ -96,7 +102,8 @@ class OrderedPageStore final : public PageStore {
   absl::Status Truncate(SequenceId sequence, int64_t tokens) override {
     return host_->Truncate(sequence, tokens);
   }
-  absl::Status BringUp(SequenceId sequence) override;
+  absl::Status BringUp(SequenceId sequence, int64_t tokens) override;
+  using PageStore::BringUp;
   absl::Status MakeRoom(const absl::Status& full) override;
   void SetPinned(SequenceId sequence, bool pinned) override { host_->SetPinned(sequence, pinned); }
   void SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) override {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 namespace heavywater {
 
 inline constexpr int kMaxWriters = 1024;  // of a sequence
+inline constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
 // What a sequence may come to hold.
 struct SequenceSpec {
@@ -54,6 +56,15 @@ struct PageRange {
 struct Reservation {
   std::vector<int64_t> offsets;  // bytes, [layer][head][page] of the range
   int64_t watermark_offset = 0;  // bytes, of the rank's committed watermark
+};
+
+// What a sequence begins with.
+struct PageSource {
+  SequenceId sequence = 0;  // that has them
+  int64_t tokens = 0;       // its first ones, at most
+  // Nobody writes to the new sequence until it is extended; the page in which the tokens end
+  // is copied. Else only whole pages count, and its ranks come.
+  bool fork = false;
 };
 
 // Rows of one page: positions [first_position, first_position + num_positions).
@@ -93,7 +104,8 @@ struct PageStoreStats {
   int64_t promised_bytes = 0;  // of the free: held for admitted prompts
   int64_t retiring_bytes = 0;  // of the used: released, a rank may still be writing there
   int64_t sequences = 0;
-  int64_t pages = 0;          // reserved
+  int64_t pages = 0;          // reserved; one that several sequences hold counts once
+  int64_t shared_pages = 0;   // of them: held by more than one
   int64_t resting_pages = 0;  // of sequences that are being decoded, in all tiers
   int64_t pages_asked = 0;    // by Ask()
   int64_t pages_lost = 0;     // of them: gone
@@ -130,6 +142,18 @@ class PageStore {
   // Admits a sequence and holds room for its prompt. RESOURCE_EXHAUSTED naming
   // need, free and limit, of the tier or of the tenant's quota; ALREADY_EXISTS.
   virtual absl::Status Open(const SequenceSpec& spec) = 0;
+
+  // As Open(), with the first tokens of another sequence, whose whole pages both then hold:
+  // neither writes to them (a rank that reserves one to go on within it gets a copy), and the
+  // memory is free when nobody holds them. How many tokens it begins with: as many as are
+  // committed and lie in host memory, which is its watermark; ranks take over the pages
+  // by Reserve(). FAILED_PRECONDITION naming what differs: another shape or fingerprint.
+  virtual absl::StatusOr<int64_t> OpenFrom(const SequenceSpec& spec, const PageSource& source) = 0;
+  // Of the sequence's first `tokens`: how many lie in whole pages that OpenFrom() would
+  // share. Seals those that are not sealed and checks the others: all of their bytes are read,
+  // without keeping others from the sequence for long. `exact`: none that was stored at 8 bits
+  // counts, as without PageSource::fork. NOT_FOUND.
+  virtual absl::StatusOr<int64_t> PrepareShare(SequenceId sequence, int64_t tokens, bool exact) = 0;
 
   // Makes pages writable for one rank; those that it holds already are returned
   // again, and rest no more: what of them lies below is brought up, which waits for those
@@ -198,9 +222,11 @@ class PageStore {
   // nobody writes to. Once all its ranks have stopped, pages in host memory that hold
   // nothing else are free; others are so when the sequence is brought up or ends. NOT_FOUND.
   virtual absl::Status Truncate(SequenceId sequence, int64_t tokens) = 0;
-  // Brings all of its pages to host memory: OK when they are there. RESOURCE_EXHAUSTED:
-  // no room; else as Read(). Waits for the tiers below: not under a lock.
-  virtual absl::Status BringUp(SequenceId sequence) = 0;
+  // Brings all of its pages that hold the first `tokens` to host memory: OK when they are
+  // there. RESOURCE_EXHAUSTED: no room; else as Read(). Waits for the tiers below: not under a
+  // lock.
+  virtual absl::Status BringUp(SequenceId sequence, int64_t tokens) = 0;
+  absl::Status BringUp(SequenceId sequence) { return BringUp(sequence, kAllTokens); }
 
   // The rank will never again write to the sequence's pages in the slab.
   virtual void StopWriter(SequenceId sequence, int rank) = 0;

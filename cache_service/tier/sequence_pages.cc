@@ -98,10 +98,12 @@ absl::StatusOr<SequencePages::Missing> SequencePages::CountMissing(const PageRan
       status = absl::FailedPreconditionError(
           absl::StrCat("page ", page, ", layer ", layer, ", kv_head ", head,
                        " has moved below host memory: it cannot be written any more"));
-    } else if (found->second.rank != range.rank && status.ok()) {
+    } else if (found->second.rank != range.rank && found->second.rank != kNoRank && status.ok()) {
       status = absl::FailedPreconditionError(
           absl::StrCat("page ", page, ", layer ", layer, ", kv_head ", head, " belongs to rank ",
                        found->second.rank, ", not to rank ", range.rank));
+    } else if (WantsCopy(found->first, found->second, range.rank)) {
+      ++missing.pages;
     }
   });
   HW_RETURN_IF_ERROR(status);
@@ -109,7 +111,7 @@ absl::StatusOr<SequencePages::Missing> SequencePages::CountMissing(const PageRan
 }
 
 Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t> offsets,
-                                bool direct) {
+                                bool direct, std::vector<int64_t>* left) {
   Reservation reservation;
   reservation.watermark_offset = watermarks_offset_ + range.rank * kWatermarkCellBytes;
   size_t used = 0;
@@ -120,8 +122,11 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
       entry->second.offset = offsets[used++];
       // Whatever its writer leaves out reads as zeros, never as what lay there.
       std::memset(slab_.At(entry->second.offset), 0, spec_.geometry.page_bytes());
-      entry->second.rank = static_cast<int16_t>(range.rank);
+    } else if (WantsCopy(entry->first, entry->second, range.rank)) {
+      left->push_back(entry->second.offset);
+      CopyOnWrite(entry->first, offsets[used++], Watermark(range.rank));
     }
+    entry->second.rank = static_cast<int16_t>(range.rank);
     // One that was sealed before it was full, since all ranks had stopped, is open again.
     if ((page + 1) * spec_.geometry.page_tokens > Watermark(range.rank)) {
       entry->second.sealed = false;
@@ -190,9 +195,10 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
     return absl::FailedPreconditionError(absl::StrCat(Describe(rows, page), " belongs to rank ",
                                                       entry->rank, ", not to rank ", rank));
   }
-  if (entry->tier != kHostTier) {
+  if (entry->tier != kHostTier || entry->shared) {
     return absl::FailedPreconditionError(absl::StrCat(
-        Describe(rows, page), " has moved below host memory: it cannot be written any more"));
+        Describe(rows, page), entry->shared ? " is another sequence's, too" : " has moved below",
+        entry->shared ? "" : " host memory", ": it cannot be written any more"));
   }
   const int first_row = spec_.geometry.RowOf(rows.first_position);
   std::byte* const to = slab_.At(entry->offset) + int64_t{first_row} * spec_.geometry.row_bytes;
@@ -292,7 +298,7 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::Read(const RowRange& row
   HW_RETURN_IF_ERROR(CheckRows(rows, bytes.size()));
   HW_ASSIGN_OR_RETURN(PageEntry* const entry, Find(rows));
   const int64_t page = spec_.geometry.PageOf(rows.first_position);
-  const int64_t watermark = Watermark(entry->rank);
+  const int64_t watermark = WatermarkOf(*entry);
   const int64_t end = rows.first_position + rows.num_positions;
   if (end > watermark) {
     return absl::OutOfRangeError(absl::StrCat(Describe(rows, page), ": positions up to ", end,
@@ -372,6 +378,7 @@ absl::StatusOr<std::vector<int64_t>> SequencePages::Skip(int rank, int64_t first
   for (const Key key : ReservedKeys(range)) {
     offsets.push_back(pages_.at(key).offset);
     SetResting(key, pages_.at(key), false);
+    MarkShared(pages_.at(key), false);
     pages_.erase(key);
     Touch(key);
   }
@@ -382,12 +389,13 @@ std::vector<int64_t> SequencePages::TakeUncommitted(int rank) {
   std::vector<int64_t> offsets;
   const int64_t watermark = Watermark(rank);
   absl::erase_if(pages_, [&](auto& item) {
-    if (item.second.rank != rank || PageOfKey(item.first) * spec_.geometry.page_tokens < watermark)
-      return false;
+    const bool own = item.second.rank == rank || item.second.rank == kNoRank;
+    if (!own || PageOfKey(item.first) * spec_.geometry.page_tokens < watermark) return false;
     // Of a sequence that went back: whoever moves the page, or has it, looks for it here.
     if (item.second.tier != kHostTier || item.second.moving) return false;
     offsets.push_back(item.second.offset);
     SetResting(item.first, item.second, false);
+    MarkShared(item.second, false);
     Touch(item.first);
     return true;
   });
@@ -402,8 +410,7 @@ std::vector<int64_t> SequencePages::TakeAll() {
   }
   pages_.clear();
   resting_in_slab_.clear();
-  num_below_ = 0;
-  num_resting_ = 0;
+  num_below_ = num_resting_ = num_shared_ = 0;
   return offsets;
 }
 

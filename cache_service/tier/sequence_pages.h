@@ -2,23 +2,29 @@
 // they are written and sealed.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "cache_service/tier/page_holders.h"
 #include "cache_service/tier/page_place.h"
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/slab.h"
 #include "cache_service/tier/state_store.h"
 
 namespace heavywater {
+
+// Of a page that came from another sequence, until a rank of this one reserves it.
+inline constexpr int16_t kNoRank = -1;
 
 // What one rank has written of a sequence.
 struct WrittenPart {
@@ -32,7 +38,7 @@ struct PageEntry {
   int64_t offset = 0;                     // in the slab
   uint32_t crc = 0;                       // of the whole page as it is stored, once sealed
   int32_t rows_written = 0;               // leading rows that came through Write()
-  int16_t rank = 0;                       // that fills it
+  int16_t rank = 0;                       // that fills it, or kNoRank
   uint8_t tier = kHostTier;               // in a lower one `offset` means nothing
   PageDtype coding = PageDtype::kOpaque;  // of a page below that is stored at 8 bits
   bool direct = false;                    // the rank may fill it in the slab, past rows_written
@@ -40,6 +46,8 @@ struct PageEntry {
   bool moving = false;   // to another tier: only whoever moves it may change its tier
   bool stuck = false;    // its bytes are damaged or lost: it moves nowhere
   bool resting = false;  // its rank does not read it in place before it asks for it
+  bool rounded = false;  // has been stored at 8 bits
+  bool shared = false;   // other sequences may hold its memory, too: nobody writes to it
 };
 
 // Not thread safe; HostPageStore holds its mutex around every call. The slab must
@@ -59,8 +67,11 @@ class SequencePages {
     int64_t prompt_pages = 0;  // of them: within the prompt
   };
   absl::StatusOr<Missing> CountMissing(const PageRange& range) const;
-  // Gives the missing pages `offsets`, in the order of [layer][head][page].
-  Reservation Fill(const PageRange& range, std::span<const int64_t> offsets, bool direct);
+  // Gives the missing pages `offsets`, in the order of [layer][head][page]. Shared ones that
+  // the rank may write to count as missing: they are copied there, and `left` gets the
+  // offsets where they lay.
+  Reservation Fill(const PageRange& range, std::span<const int64_t> offsets, bool direct,
+                   std::vector<int64_t>* left);
 
   // --- Rows --- (as PageStore says)
   absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes);
@@ -95,9 +106,34 @@ class SequencePages {
   void Extend(int64_t max_tokens);
   // Positions from there on are not committed any more.
   void Truncate(int64_t tokens);
+  // --- Pages of several sequences --- (sequence_pages_share.cc)
+  // FAILED_PRECONDITION naming what differs: `spec` is of another shape or fingerprint.
+  absl::Status CheckSource(const SequenceSpec& spec) const;
+  // Whether all layers and heads of the page are committed, in host memory and whole: seals
+  // or checks each. DATA_LOSS naming the one that has changed, which is stuck from then on.
+  // `exact`: none may have been stored at 8 bits.
+  absl::StatusOr<bool> PreparePage(int64_t page, bool exact);
+  // Leading pages for which PreparePage() has held, at most `max`.
+  int64_t PreparedPages(int64_t max, bool exact) const;
+  // Of the first `tokens`: those that are committed and whose pages lie in host memory, the
+  // last page's, which need not be whole, included.
+  int64_t CopyableTokens(int64_t tokens) const;
+  // A new sequence takes over the whole pages of the first `tokens` of `source`, and copies of
+  // the page in which they end, if any, at `offsets`; its watermarks are `tokens`.
+  void TakeFrom(SequencePages& source, int64_t tokens, std::span<const int64_t> offsets);
+  // Nobody writes to it before it is extended.
+  void StopAll();
+  int64_t pages_of_row() const {  // of all layers and heads
+    return int64_t{spec_.geometry.num_layers} * spec_.geometry.num_kv_heads;
+  }
+  // Offset and checksum of each page that others may hold, too.
+  std::vector<std::pair<int64_t, uint32_t>> SharedPages() const;
+  int64_t num_shared() const { return num_shared_; }
+
   // --- Tiers below --- (sequence_pages_tiers.cc)
   int TierOf(const RowRange& rows) const;
-  std::vector<PagePlace> PagesBelow() const;  // those that move right now, too
+  // Of the first `tokens`; those that move right now, too.
+  std::vector<PagePlace> PagesBelow(int64_t tokens) const;
   // Up to `max` pages of the tier that may leave it, marked as moving until Settle().
   // Of the host's those that are final, which are sealed by that: none unless all
   // ranks have stopped.
@@ -151,8 +187,10 @@ class SequencePages {
   // slab. DATA_LOSS.
   static absl::StatusOr<SequencePages> Load(SequenceId id, std::string_view record, Slab& slab,
                                             Kept* kept);
-  // One page from its record; its place, when it is not the slab. DATA_LOSS.
-  absl::StatusOr<std::optional<PagePlace>> LoadPage(uint64_t number, std::string_view record);
+  // One page from its record; its place, when it is not the slab. DATA_LOSS. `holders`: of
+  // shared pages, those of the sequences loaded so far.
+  absl::StatusOr<std::optional<PagePlace>> LoadPage(uint64_t number, std::string_view record,
+                                                    PageHolders& holders);
 
   int64_t num_pages() const { return static_cast<int64_t>(pages_.size()); }
   int64_t num_host_pages() const { return num_pages() - num_below_; }
@@ -182,6 +220,23 @@ class SequencePages {
   absl::StatusOr<PageEntry*> Find(const RowRange& rows);
   PageEntry* FindKey(const PageKey& key);
   PagePlace PlaceOf(Key key, const PageEntry& entry) const;
+  // Of whoever fills it; of a page that nobody has reserved yet as its source had it.
+  int64_t WatermarkOf(const PageEntry& entry) const {
+    return Watermark(std::max<int>(entry.rank, 0));
+  }
+  // Whether all of the page's rows are committed.
+  bool IsCommitted(Key key, const PageEntry& entry) const {
+    return (PageOfKey(key) + 1) * spec_.geometry.page_tokens <= WatermarkOf(entry);
+  }
+  // The rank may write to a page that others hold: it gets one of its own.
+  bool WantsCopy(Key key, const PageEntry& entry, int rank) const {
+    return entry.shared && (PageOfKey(key) + 1) * spec_.geometry.page_tokens > Watermark(rank);
+  }
+  void CopyOnWrite(Key key, int64_t offset, int64_t watermark);
+  void MarkShared(PageEntry& entry, bool shared) {
+    num_shared_ += int64_t{shared} - int64_t{entry.shared};
+    entry.shared = shared;
+  }
   bool MayLeave(Key key, const PageEntry& entry, int from) const;
   // Nobody reads or writes in place.
   bool MayAllLeave() const { return all_stopped() && !awaits_writers_; }
@@ -203,6 +258,7 @@ class SequencePages {
   Slab& slab_;
   absl::flat_hash_map<Key, PageEntry> pages_;
   int64_t num_below_ = 0;    // of them: in a lower tier
+  int64_t num_shared_ = 0;   // of them: shared
   int64_t num_resting_ = 0;  // of them: resting, in any tier
   absl::flat_hash_set<Key> resting_in_slab_;
   absl::flat_hash_map<int, HeadRange> heads_;  // by rank, all that it ever reserved

@@ -11,8 +11,9 @@ namespace {
 std::string PageRecord(const PageEntry& entry) {
   const int64_t flags =
       int64_t{entry.direct} | int64_t{entry.sealed} << 1 | int64_t{entry.stuck} << 2 |
-      int64_t{static_cast<uint8_t>(entry.coding)} << 3 | int64_t{entry.resting} << 7 |
-      int64_t{entry.tier} << 8 | int64_t{entry.rank} << 16;
+      int64_t{static_cast<uint8_t>(entry.coding)} << 3 | int64_t{entry.shared} << 5 |
+      int64_t{entry.rounded} << 6 | int64_t{entry.resting} << 7 | int64_t{entry.tier} << 8 |
+      int64_t{entry.rank} << 16;
   RecordWriter writer;
   writer.Add(entry.offset);
   writer.Add(int64_t{entry.crc} | int64_t{entry.rows_written} << 32);
@@ -135,7 +136,8 @@ absl::Status SequencePages::LoadSets(RecordReader& reader) {
 }
 
 absl::StatusOr<std::optional<PagePlace>> SequencePages::LoadPage(uint64_t number,
-                                                                 std::string_view record) {
+                                                                 std::string_view record,
+                                                                 PageHolders& holders) {
   RecordReader reader(record);
   PageEntry entry;
   entry.offset = reader.Next();
@@ -148,20 +150,29 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::LoadPage(uint64_t number
   entry.sealed = (flags >> 1 & 1) != 0;
   entry.stuck = (flags >> 2 & 1) != 0;
   entry.coding = static_cast<PageDtype>(flags >> 3 & 3);
+  const bool shared = (flags >> 5 & 1) != 0;
+  entry.rounded = (flags >> 6 & 1) != 0;
   entry.tier = static_cast<uint8_t>(flags >> 8);
   entry.rank = static_cast<int16_t>(flags >> 16);
   const Key key = number;
   if (PageOfKey(key) >= spec_.geometry.PagesFor(spec_.max_tokens) ||
       static_cast<int>(key >> 10 & 1023) >= spec_.geometry.num_layers ||
-      static_cast<int>(key & 1023) >= spec_.geometry.num_kv_heads || !IsRank(entry.rank, spec_) ||
+      static_cast<int>(key & 1023) >= spec_.geometry.num_kv_heads ||
+      !(IsRank(entry.rank, spec_) || entry.rank == kNoRank) || (shared && !entry.sealed) ||
       entry.rows_written < 0 || entry.rows_written > spec_.geometry.page_tokens ||
       entry.tier >= kMaxTiers) {
     return DataLoss(spec_.sequence, "an impossible page");
   }
-  if (entry.tier == kHostTier) {
-    HW_RETURN_IF_ERROR(slab_.Take(entry.offset, spec_.geometry.page_bytes()));
-  } else {
+  if (entry.tier != kHostTier) {
     ++num_below_;
+  } else if (!shared || holders.Holders(entry.offset) == 0) {
+    HW_RETURN_IF_ERROR(slab_.Take(entry.offset, spec_.geometry.page_bytes()));
+  }
+  if (shared) {
+    if (!holders.Add(entry.offset, entry.crc)) {
+      return DataLoss(spec_.sequence, "a page of another sequence that is not the same");
+    }
+    MarkShared(entry, true);
   }
   PageEntry& loaded = pages_[key] = entry;
   SetResting(key, loaded, (flags >> 7 & 1) != 0);

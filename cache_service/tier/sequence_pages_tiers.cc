@@ -19,9 +19,11 @@ int SequencePages::TierOf(const RowRange& rows) const {
   return found == pages_.end() ? kHostTier : found->second.tier;
 }
 
-std::vector<PagePlace> SequencePages::PagesBelow() const {
+std::vector<PagePlace> SequencePages::PagesBelow(int64_t tokens) const {
   std::vector<PagePlace> places;
+  if (num_below_ == 0) return places;
   for (const auto& [key, entry] : pages_) {
+    if (PageOfKey(key) * spec_.geometry.page_tokens >= tokens) continue;
     if (entry.tier != kHostTier) places.push_back(PlaceOf(key, entry));
   }
   return places;
@@ -43,7 +45,7 @@ PagePlace SequencePages::PlaceOf(Key key, const PageEntry& entry) const {
 
 bool SequencePages::MayLeave(Key key, const PageEntry& entry, int from) const {
   if (entry.tier != from || entry.moving || entry.stuck) return false;
-  return PageOfKey(key) * spec_.geometry.page_tokens < Watermark(entry.rank);
+  return PageOfKey(key) * spec_.geometry.page_tokens < WatermarkOf(entry);
 }
 
 std::vector<PagePlace> SequencePages::BeginMoves(int from, int64_t max) {
@@ -94,7 +96,8 @@ Relocation SequencePages::Relocate(const PagePlace& place, int to, const StoredA
     // for it.
     const bool may_leave = entry->resting || MayAllLeave();
     if (!may_leave || !entry->sealed || entry->crc != place.crc32c) return Relocation::kKept;
-    *free_offset = entry->offset;
+    *free_offset = entry->offset;  // others that hold it keep it there
+    MarkShared(*entry, false);
     ++num_below_;
   }
   entry->tier = static_cast<uint8_t>(to);
@@ -124,7 +127,10 @@ bool SequencePages::Promote(const PagePlace& place, int64_t offset,
   entry->offset = offset;
   entry->tier = kHostTier;
   // What was coded is another page now, as whole as any.
-  if (entry->coding != PageDtype::kOpaque) entry->crc = Crc32c(bytes);
+  if (entry->coding != PageDtype::kOpaque) {
+    entry->crc = Crc32c(bytes);
+    entry->rounded = true;
+  }
   entry->coding = PageDtype::kOpaque;
   entry->moving = true;
   ListResting(KeyOf(place.key.layer, place.key.kv_head, place.key.page), entry);

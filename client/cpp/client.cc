@@ -250,6 +250,18 @@ absl::StatusOr<v1::TruncateSequenceResponse> Client::Truncate(uint64_t sequence_
   return response;
 }
 
+absl::StatusOr<v1::ForkSequenceResponse> Client::Fork(const v1::ForkSequenceRequest& request) {
+  if (sequences_ == nullptr) return NotConnected("cache_address");
+  v1::ForkSequenceRequest identified = request;
+  if (identified.request_id().empty()) identified.set_request_id(NewRequestId());
+  grpc::ClientContext context;
+  SetDeadline(context, timeout_);
+  v1::ForkSequenceResponse response;
+  const absl::Status status = FromGrpc(sequences_->Fork(&context, identified, &response));
+  if (!status.ok()) return status;
+  return response;
+}
+
 absl::StatusOr<std::vector<v1::SequenceSet>> Client::GetSets(uint64_t sequence_id,
                                                              const std::vector<int>& layers) {
   if (sequences_ == nullptr) return NotConnected("cache_address");

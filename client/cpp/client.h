@@ -87,6 +87,10 @@ class Client {
   // prompt. As SequenceService::Truncate says.
   absl::StatusOr<v1::TruncateSequenceResponse> Truncate(uint64_t sequence_id, int64_t tokens);
 
+  // A second sequence that is as this one, which must not run, is now; both go on by a Generate
+  // that continues them. As SequenceService::Fork says; a request id is added when absent.
+  absl::StatusOr<v1::ForkSequenceResponse> Fork(const v1::ForkSequenceRequest& request);
+
   // Heavy, recent, sink and demoted positions; `layers` empty = all.
   absl::StatusOr<std::vector<v1::SequenceSet>> GetSets(uint64_t sequence_id,
                                                        const std::vector<int>& layers = {});

@@ -49,6 +49,8 @@ absl::StatusOr<HostPages> HostPages::Open(const RankCacheOptions& options, HostT
   pages.tier_ = tier;
   HW_RETURN_IF_ERROR(pages.ReservePrompt(
       std::max(sequence_options.prompt_tokens, sequence_options.restored_tokens)));
+  // What is stored already may be others' pages, too.
+  pages.written_tokens_ = tier->StoredTokens(sequence);
   return pages;
 }
 

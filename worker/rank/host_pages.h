@@ -51,7 +51,8 @@ class HostPages {
   // largest number when all have one.
   int64_t first_unbacked() const;
 
-  // Of a sequence that is restored: positions below `tokens` are in the pages already,
+  // Of a sequence that is restored, or whose prompt begins with stored pages: positions below
+  // `tokens` are in the pages already,
   // and those below `known_tokens` are not written again as far as they are. DATA_LOSS
   // when the first are not.
   absl::Status TakeOver(int64_t tokens, int64_t known_tokens);
@@ -101,7 +102,7 @@ class HostPages {
   int64_t reserve_ahead_tokens_ = 0;
   int64_t max_tokens_ = 0;
   std::vector<bool> backed_;       // [pages decided so far]
-  int64_t written_tokens_ = 0;     // by whoever had the sequence before: not written again
+  int64_t written_tokens_ = 0;     // by whoever had the pages before: not written again
   int64_t next_attempt_page_ = 0;  // after a failure: not before this page is reached
 };
 

@@ -36,6 +36,14 @@ PromptAttention::~PromptAttention() = default;
 
 int64_t PromptAttention::num_tokens() const { return sequence_.options().prompt_tokens; }
 
+int64_t PromptAttention::stored_tokens() const { return sequence_.options().stored_tokens; }
+
+void PromptAttention::LoadStored(int layer) {
+  HW_CHECK(!done() && layer >= layer_);
+  if (stored_tokens() == 0 || !local_status_.ok()) return;
+  local_status_ = whole_->LoadStored(layer, stored_tokens());
+}
+
 bool PromptAttention::turns_rows() const { return sequence_.places() != nullptr; }
 
 void PromptAttention::AppendAndAttend(int layer, Position first, int64_t count,

@@ -35,11 +35,15 @@ class PromptAttention {
 
   SequenceId sequence() const { return sequence_id_; }
   int64_t num_tokens() const;           // of the prompt
+  int64_t stored_tokens() const;        // of them: in host pages, from the first on
   int layer() const { return layer_; }  // the next to complete
   bool done() const { return whole_ == nullptr; }
   // Rows come unrotated (Positions::kCacheRelative).
   bool turns_rows() const;
 
+  // Of a prompt with stored tokens, before the layer's first chunk: their K and V from the host
+  // pages. Chunks begin behind them. Failures as below.
+  void LoadStored(int layer);
   // Positions [first, first + count) of a layer, in order; written to the host
   // pages, too. What fails is kept for the reduce (status()), and the rows' out is
   // then anything.

@@ -95,6 +95,32 @@ absl::Status PromptLayer::Append(int layer, Position first, int64_t count,
   return cache_.backend().Append(shape, append, cache_.stream());
 }
 
+absl::Status PromptLayer::LoadStored(int layer, int64_t count) {
+  if (!sequence_.host_pages().readable()) {
+    return absl::DataLossError(
+        absl::StrCat("the stored pages of the first ", count, " tokens are lost"));
+  }
+  const LayerView view = View(layer, count);
+  std::vector<int32_t> slots(static_cast<size_t>(count));
+  std::iota(slots.begin(), slots.end(), 0);
+  const std::vector<Position> positions(slots.begin(), slots.end());
+  const std::vector<int64_t> scores(slots.size(), 0);
+  const KvShape& shape = cache_.options().shape;
+  const std::vector<const std::byte*> pages = sequence_.host_pages().AllPages(layer);
+  for (int set = 0; set < view.num_sets; ++set) {
+    const PromoteParams params{
+        .set = set,
+        .slots = slots,
+        .positions = positions,
+        .scores = scores,
+        .host = {.pages = pages,
+                 .num_pages = static_cast<int64_t>(pages.size()) / shape.num_kv_heads}};
+    HW_RETURN_IF_ERROR(cache_.backend().PromoteSlots(shape, view, params, cache_.stream()));
+  }
+  // The lists above are read as the stream runs.
+  return cache_.backend().Synchronize(cache_.stream());
+}
+
 absl::Status PromptLayer::AppendAndAttend(int layer, Position first, int64_t count,
                                           const AttentionRows& rows) {
   HW_RETURN_IF_ERROR(Append(layer, first, count, rows));

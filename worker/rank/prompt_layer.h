@@ -26,6 +26,8 @@ class PromptLayer {
 
   int64_t bytes() const;
 
+  // K and V of positions [0, count) from the host pages to their slots. DATA_LOSS.
+  absl::Status LoadStored(int layer, int64_t count);
   // K and V of positions [first, first + count), to slots and host pages; then
   // attention of the same rows' queries.
   absl::Status AppendAndAttend(int layer, Position first, int64_t count, const AttentionRows& rows);

@@ -35,15 +35,19 @@ absl::StatusOr<std::unique_ptr<PromptPass>> PromptPass::Create(RankCache& cache,
 PromptPass::~PromptPass() = default;
 
 absl::Status PromptPass::Allocate(SequenceId sequence) {
-  HW_ASSIGN_OR_RETURN(hidden_, cache_.mutable_memory().Allocate(
-                                   MemoryKind::kPromptHidden,
-                                   PromptHiddenBytes(num_tokens(), model_.hidden_size())));
+  HW_ASSIGN_OR_RETURN(const SequenceCache* opened, cache_.Find(sequence));
+  stored_tokens_ = chunk_begin_ = opened->options().stored_tokens;
+  HW_ASSIGN_OR_RETURN(hidden_,
+                      cache_.mutable_memory().Allocate(
+                          MemoryKind::kPromptHidden,
+                          PromptHiddenBytes(num_tokens() - stored_tokens_, model_.hidden_size())));
   HW_ASSIGN_OR_RETURN(attention_, PromptAttention::Create(cache_, sequence));
   return absl::OkStatus();
 }
 
 DeviceSpan<float> PromptPass::Hidden(int64_t first, int64_t count) const {
-  return hidden_.As<float>(first * model_.hidden_size() * static_cast<int64_t>(sizeof(float)),
+  const int64_t row = first - stored_tokens_;
+  return hidden_.As<float>(row * model_.hidden_size() * static_cast<int64_t>(sizeof(float)),
                            count * model_.hidden_size());
 }
 
@@ -52,6 +56,7 @@ absl::Status PromptPass::RunChunk() {
   const int64_t count =
       std::min<int64_t>(cache_.options().max_step_tokens, num_tokens() - chunk_begin_);
   const Position first = static_cast<Position>(chunk_begin_);
+  if (chunk_begin_ == stored_tokens_) attention_->LoadStored(layer());
   if (layer() == 0) HW_RETURN_IF_ERROR(Embed(first, count));
   HW_RETURN_IF_ERROR(ChunkThroughLayer(first, count));
   chunk_begin_ += count;
@@ -86,6 +91,7 @@ absl::Status PromptPass::RunLayerTogether(std::span<PromptPass* const> passes) {
   std::vector<Position> positions;
   for (const PromptPass* pass : passes) {
     HW_CHECK(!pass->done() && pass->layer() == layer && pass->chunk_begin_ == 0);
+    HW_CHECK(pass->stored_tokens_ == 0);
     // As in ChunkThroughLayer().
     const bool turns = pass->attention_->turns_rows();
     for (Position i = 0; i < pass->num_tokens(); ++i) positions.push_back(turns ? 0 : i);
@@ -160,7 +166,7 @@ DeviceSpan<int64_t> PromptPass::reduce_buffer() {
 absl::Status PromptPass::LayerAfter() {
   HW_CHECK(!done() && layer_complete());
   HW_RETURN_IF_ERROR(attention_->AfterReduce());
-  chunk_begin_ = 0;
+  chunk_begin_ = stored_tokens_;
   return absl::OkStatus();
 }
 

@@ -41,6 +41,9 @@ class PromptPass {
 
   int layer() const { return attention_->layer(); }  // the one being computed
   bool layer_complete() const { return chunk_begin_ == num_tokens(); }
+  // Of the prompt's first tokens, those that are not computed (SequenceOptions::stored_tokens):
+  // each layer takes their K and V from the host pages.
+  int64_t stored_tokens() const { return stored_tokens_; }
   bool done() const { return attention_->done(); }
   int64_t num_tokens() const { return static_cast<int64_t>(tokens_.size()); }
   SequenceId sequence() const { return attention_->sequence(); }
@@ -52,7 +55,8 @@ class PromptPass {
   // All of one layer of several prompts, each of one chunk, that lie side by side in the
   // model's products and attend each by itself: prompts of which one alone would not
   // fill a chunk share what a chunk costs beyond its tokens. All on one cache and model,
-  // at the same layer, with no chunk of it run; together at most max_step_tokens. Then
+  // at the same layer, with no chunk of it run and nothing stored; together at most
+  // max_step_tokens. Then
   // each has the layer complete. Errors as RunChunk().
   static absl::Status RunLayerTogether(std::span<PromptPass* const> passes);
   // All remaining chunks of the layer.
@@ -83,8 +87,9 @@ class PromptPass {
   RankCache& cache_;
   Model& model_;
   const std::vector<int32_t> tokens_;
+  int64_t stored_tokens_ = 0;
   int64_t chunk_begin_ = 0;
-  DeviceBuffer hidden_;  // [num_tokens][hidden_size]
+  DeviceBuffer hidden_;  // [num_tokens - stored_tokens][hidden_size]
   std::unique_ptr<PromptAttention> attention_;
 };
 

@@ -9,8 +9,24 @@
 #include "worker/cache/device_bytes.h"
 #include "worker/cache/read_device.h"
 #include "worker/rank/recall_memory.h"
+#include "worker/rank/stored_prefix.h"
 
 namespace heavywater {
+namespace {
+
+absl::Status CheckStored(const RankCacheOptions& rank, const Budget& budget,
+                         const SequenceOptions& sequence) {
+  const int64_t stored = sequence.stored_tokens;
+  const int64_t most = MostStoredTokens(budget, sequence);
+  if (stored >= 0 && stored <= most && stored % rank.shape.page_tokens == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("stored_tokens is ", stored,
+                                                 ", want a multiple of page_tokens, ",
+                                                 rank.shape.page_tokens, ", of at most ", most));
+}
+
+}  // namespace
 
 SequenceCache::SequenceCache(const RankCacheOptions& rank, SequenceId id,
                              const SequenceOptions& options, DeviceMemory& memory, Stream& stream)
@@ -31,7 +47,11 @@ absl::StatusOr<std::unique_ptr<SequenceCache>> SequenceCache::Create(
       BytesOf(options, memory.backend(), cache->budget_, sequence, cache->sizes_);
   HW_ASSIGN_OR_RETURN(cache->reservation_,
                       memory.Reserve(bytes.total(), absl::StrCat("sequence ", id)));
+  HW_RETURN_IF_ERROR(CheckStored(options, cache->budget_, sequence));
   HW_ASSIGN_OR_RETURN(cache->host_pages_, HostPages::Open(options, tier, id, sequence));
+  if (sequence.stored_tokens > 0) {
+    HW_RETURN_IF_ERROR(cache->host_pages_.TakeOver(sequence.stored_tokens, sequence.stored_tokens));
+  }
   if (sequence.policy.recall.enabled) {
     HW_ASSIGN_OR_RETURN(cache->recall_, SequenceRecall::Create(options, sequence, cache->budget_,
                                                                memory, stream, cache->host_pages_));

@@ -24,6 +24,9 @@ struct SequenceOptions {
   // A sequence that begins in a snapshot: the tokens that this has seen, whose host
   // pages are there. 0: it begins with its prompt.
   int64_t restored_tokens = 0;
+  // Of the prompt, whole pages from its first token on: their K and V lie in its host pages
+  // already, from a prompt that began alike (MostStoredTokens()).
+  int64_t stored_tokens = 0;
 };
 
 // resident + demoted + dropped == seen, for each layer and set.

@@ -93,6 +93,11 @@ absl::Status CommandRunner::OpenCache(const v1::OpenCommand& command) {
   HW_ASSIGN_OR_RETURN(options.on_host_full, ParseOnHostFull(command.on_host_full()));
   options.prompt_tokens = command.prompt_size();
   options.max_tokens = command.max_tokens();
+  options.stored_tokens = command.stored_tokens();
+  if (options.stored_tokens > 0 && (options_.recorder != nullptr || options_.traces != nullptr)) {
+    return absl::FailedPreconditionError(
+        "this rank has dump_dir or record_dir, which want every row of a prompt computed");
+  }
   if (options_.tier == nullptr) return cache_.Open(command.sequence_id(), options);
   options_.tier->Expect(command.sequence_id(), command.max_tokens(),
                         absl::Milliseconds(command.lease_ms()));

@@ -108,8 +108,12 @@ absl::StatusOr<OpenedSequence> GenerationEngine::OpenSequence(const GenerationRe
             {{"sequence", request.resume_sequence},
              {"reason", "there is no cache service, or the sequence runs for another request"}});
   }
-  return sequences_.Open(
-      {.options = request.sequence, .budget = request.budget, .tenant = request.tenant});
+  SequenceToOpen sequence = {
+      .options = request.sequence, .budget = request.budget, .tenant = request.tenant};
+  if (request.prefix.offered) {
+    sequence.prefix = {.tokens = request.prompt, .max_tokens = request.prefix.max_tokens};
+  }
+  return sequences_.Open(sequence);
 }
 
 void GenerationEngine::WaitForReports(SequenceId sequence) {

@@ -7,6 +7,7 @@
 #include "worker/model/chat/template.h"
 #include "worker/rank/cache_places.h"
 #include "worker/rank/recall_memory.h"
+#include "worker/rank/stored_prefix.h"
 #include "worker/server/policy_proto.h"
 
 namespace heavywater {
@@ -144,6 +145,18 @@ absl::StatusOr<SamplerOptions> ParseSampling(const v1::Sampling& proto) {
       .temperature = temperature, .top_p = top_p, .top_k = proto.top_k(), .seed = proto.seed()};
 }
 
+PrefixReuse PrefixReuseOf(const v1::GenerateRequest& proto, const GenerationLimits& limits,
+                          const GenerationRequest& request) {
+  const bool wanted = proto.has_prefix_reuse() ? proto.prefix_reuse() : limits.prefix_reuse;
+  if (!wanted) return {.why_none = "prefix_reuse is off"};
+  if (!limits.no_prefix_reuse.empty()) return {.why_none = limits.no_prefix_reuse};
+  PrefixReuse reuse = {.offered = true};
+  const int64_t page = limits.shape.page_tokens;
+  reuse.max_tokens = MostStoredTokens(request.budget, request.sequence) / page * page;
+  if (reuse.max_tokens == 0) reuse.why_none = std::string(WhyNoneStored(request.budget));
+  return reuse;
+}
+
 absl::Status ParseResume(const v1::ResumePoint& proto, const GenerationLimits& limits,
                          GenerationRequest& request) {
   const int received = proto.received_tokens_size();
@@ -219,6 +232,7 @@ absl::StatusOr<GenerationRequest> ParseGenerateRequest(const v1::GenerateRequest
   request.sequence.on_host_full = limits.on_host_full;
   HW_ASSIGN_OR_RETURN(request.budget, ResolveSequenceBudget(limits.shape, request.sequence));
   HW_RETURN_IF_ERROR(CheckContext(request, limits));
+  request.prefix = PrefixReuseOf(proto, limits, request);
   request.forced.assign(proto.forced_tokens().begin(), proto.forced_tokens().end());
   HW_RETURN_IF_ERROR(ParseResume(proto.resume(), limits, request));
   request.is_back = proto.has_resume();

@@ -16,11 +16,19 @@
 
 namespace heavywater {
 
+// Whether its prompt may begin with stored pages of others, and others' with its own.
+struct PrefixReuse {
+  bool offered = false;       // it is known to the cache service as one that others may begin with
+  int64_t max_tokens = 0;     // of the prompt, that may come from stored pages: whole ones
+  std::string why_none = {};  // where that is 0
+};
+
 struct GenerationRequest {
   std::vector<int32_t> prompt;  // at least one
   std::vector<int32_t> suffix;  // appended once the prompt is compressed
   SequenceOptions sequence;     // every field set
   Budget budget;                // what its policy resolves to
+  PrefixReuse prefix;
   SamplerOptions sampling;
   int max_new_tokens = 1;
   bool ignore_eos = false;
@@ -45,6 +53,8 @@ struct GenerationLimits {
   KvShape shape = {};  // of a rank: budgets by device_ratio follow from it
   OnHostFull on_host_full = OnHostFull::kStop;
   std::string default_policy = "snapkv_h2o";  // of requests that name none
+  bool prefix_reuse = false;                  // likewise
+  std::string no_prefix_reuse;                // why it is not possible here; empty: it is
 };
 
 // The suffix of a request, from its text or ids. INVALID_ARGUMENT naming the field.

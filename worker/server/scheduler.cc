@@ -32,6 +32,12 @@ absl::Status NotRestored(const absl::Status& status) {
       absl::StrCat("the sequence cannot be restored: ", status.ToString()));
 }
 
+// Pages that the service has given it; the client comes again, for others or for none.
+absl::Status NotTakenOver(const absl::Status& status) {
+  return absl::UnavailableError(
+      absl::StrCat("the stored prefix cannot be taken over: ", status.ToString()));
+}
+
 std::string NameOf(OnHostFull on_host_full) {
   return on_host_full == OnHostFull::kDrop ? "drop" : "stop";
 }
@@ -46,6 +52,7 @@ v1::GroupCommand OpenCommandOf(const Generation& generation) {
   open.mutable_prompt()->Assign(request.prompt.begin(), request.prompt.end());
   open.set_lease_ms(absl::ToInt64Milliseconds(generation.lease));
   open.set_on_host_full(NameOf(request.sequence.on_host_full));
+  open.set_stored_tokens(generation.opened.prefix_tokens);
   return command;
 }
 
@@ -173,7 +180,10 @@ absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
   }
   if (!result->status.ok()) {
     generation->restore_failed = restored && StateIsLost(result->status);
-    generation->responses.Finish(restored ? NotRestored(result->status) : result->status);
+    const bool stored = generation->opened.prefix_tokens > 0 && StateIsLost(result->status);
+    generation->responses.Finish(restored ? NotRestored(result->status)
+                                 : stored ? NotTakenOver(result->status)
+                                          : result->status);
     return absl::OkStatus();
   }
   runs_.push_back(*std::move(run));
@@ -181,6 +191,7 @@ absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
   LogInfo("sequence admitted", {{"sequence", generation->sequence},
                                 {"prompt_tokens", request.prompt.size()},
                                 {"restored_tokens", generation->opened.tokens_seen},
+                                {"stored_tokens", generation->opened.prefix_tokens},
                                 {"running", runs_.size()}});
   if (request.resume_sequence != 0) metrics_.CountRestored(restored);
   return restored ? StartRestored(*runs_.back()) : absl::OkStatus();

@@ -44,7 +44,8 @@ uint64_t Scheduler::BeginPromptBatch() {
   for (const auto& run : runs_) {
     if (run->prompt_done() || run->prompt_batch() != 0) continue;
     const int64_t tokens = run->prompt_tokens();
-    const bool fits = tokens > options_.lone_prompt_tokens && tokens <= room && !alone;
+    const bool fits = tokens > options_.lone_prompt_tokens && tokens <= room && !alone &&
+                      run->stored_tokens() == 0;
     if (!empty && !fits) continue;
     alone = !fits;
     room -= tokens;
@@ -109,6 +110,7 @@ absl::Status Scheduler::StartDecode(SequenceRun& run, std::span<const float> log
   HW_RETURN_IF_ERROR(RefreshFigures({&run}));
   HW_ASSIGN_OR_RETURN(const SequenceStats stats, runner_.cache().Stats(run.id()));
   metrics_.AddPromptTokens(stats.prompt_tokens);
+  metrics_.AddPrefixTokens(run.stored_tokens());
   if (run.appending()) return absl::OkStatus();  // the first token follows the suffix
   const absl::Status taken = run.TakeLogits(logits, stats);
   if (!taken.ok()) return End(run, taken);

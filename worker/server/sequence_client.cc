@@ -80,9 +80,15 @@ absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& se
   request.set_prompt_tokens(prompt_tokens);
   request.set_max_tokens(sequence.options.max_tokens);
   request.set_tenant(sequence.tenant);
+  const PrefixToOpen& prefix = sequence.prefix;
+  if (!prefix.tokens.empty()) {
+    request.mutable_prefix()->mutable_tokens()->Assign(prefix.tokens.begin(), prefix.tokens.end());
+    request.mutable_prefix()->set_max_tokens(prefix.max_tokens);
+  }
   grpc::ClientContext context;
   SendTrace(context);
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  const bool may_wait = prefix.max_tokens > 0;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + (may_wait ? kReopenTimeout : kTimeout)));
   v1::OpenSequenceResponse response;
   const absl::Time sent = link_->clock().Now();
   const absl::Status status = FromGrpcStatus(stub_->Open(&context, request, &response));
@@ -90,7 +96,8 @@ absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& se
   if (!status.ok()) return AsUnavailable(status);
   link_->AddSequence(response.sequence_id(), sent);
   return OpenedSequence{.id = response.sequence_id(),
-                        .lease = absl::Milliseconds(response.lease_ms())};
+                        .lease = absl::Milliseconds(response.lease_ms()),
+                        .prefix_tokens = response.prefix_tokens()};
 }
 
 absl::StatusOr<v1::Sequence> SequenceClient::Get(SequenceId id) {

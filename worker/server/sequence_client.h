@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,14 +28,23 @@ struct OpenedSequence {
   int64_t tokens_seen = 0;
   int32_t incarnation = 0;
   int64_t known_tokens = 0;  // of its text: so many it has seen before
+  // Of one that was opened: its prompt's first tokens, in stored pages.
+  int64_t prefix_tokens = 0;
 
   bool restored() const { return plan > 0; }
+};
+
+// The prompt, and how much of it may come from stored pages. Empty: none may, and it offers none.
+struct PrefixToOpen {
+  std::span<const int32_t> tokens = {};
+  int64_t max_tokens = 0;
 };
 
 struct SequenceToOpen {
   const SequenceOptions& options;
   const Budget& budget;  // what its policy resolves to
   const std::string& tenant;
+  PrefixToOpen prefix = {};
 };
 
 // Thread safe.

@@ -51,13 +51,14 @@ SequenceRun::SequenceRun(std::shared_ptr<Generation> generation, const Tokenizer
     : generation_(std::move(generation)),
       tokenizer_(tokenizer),
       sampler_(std::move(sampler)),
-      decoder_(tokenizer) {}
+      decoder_(tokenizer),
+      chunk_begin_(generation_->opened.prefix_tokens) {}
 
 void SequenceRun::ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration took) {
   prompt_time_ += took;
   chunk_begin_ += chunk_tokens;
   if (chunk_begin_ < request().sequence.prompt_tokens) return;
-  chunk_begin_ = 0;
+  chunk_begin_ = stored_tokens();
   if (++layer_ < num_layers) return;
   prompt_done_ = true;
   tokens_seen_ = request().sequence.prompt_tokens;
@@ -179,6 +180,12 @@ void SequenceRun::Send(std::span<const float> logits, const std::string& text,
   responses().Push(std::move(response));
 }
 
+std::string SequenceRun::WhyNotReused() const {
+  if (generation_->opened.restored()) return "the sequence went on from its committed state";
+  if (!request().prefix.why_none.empty()) return request().prefix.why_none;
+  return "no stored prompt begins alike";
+}
+
 void SequenceRun::SendSummary(const SequenceStats& stats, int world_size, int64_t plan) {
   v1::GenerateResponse response;
   v1::GenerateSummary& summary = *response.mutable_summary();
@@ -198,6 +205,8 @@ void SequenceRun::SendSummary(const SequenceStats& stats, int world_size, int64_
   summary.set_full_cache_bytes(figures_.full_cache_bytes);
   summary.set_prompt_tokens(stats.prompt_tokens);
   summary.set_new_tokens(new_tokens_);
+  summary.set_prefix_tokens_reused(stored_tokens());
+  if (stored_tokens() == 0) summary.set_prefix_not_reused(WhyNotReused());
   summary.set_suffix_tokens(static_cast<int64_t>(suffix_taken_));
   summary.set_suffix_seconds(absl::ToDoubleSeconds(suffix_time_));
   summary.set_prompt_seconds(absl::ToDoubleSeconds(prompt_time_));

@@ -50,6 +50,8 @@ class SequenceRun {
   uint64_t prompt_batch() const { return prompt_batch_; }
   void set_prompt_batch(uint64_t batch) { prompt_batch_ = batch; }
   int64_t prompt_tokens() const { return request().sequence.prompt_tokens; }
+  // Of them: in stored pages. Chunks begin behind them.
+  int64_t stored_tokens() const { return generation_->opened.prefix_tokens; }
   int layer() const { return layer_; }
   int64_t chunk_begin() const { return chunk_begin_; }
   void ChunkDone(int64_t chunk_tokens, int num_layers, absl::Duration took);
@@ -82,6 +84,7 @@ class SequenceRun {
   SequenceRun(std::shared_ptr<Generation> generation, const Tokenizer& tokenizer, Sampler sampler);
   absl::Status ChooseToken(std::span<const float> logits);
   int64_t AppendTokens() const;
+  std::string WhyNotReused() const;
   void NoteFinish();
   void Send(std::span<const float> logits, const std::string& text, const SequenceStats& stats);
 

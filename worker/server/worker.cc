@@ -13,6 +13,7 @@
 #include "worker/comm/gloo/listen_check.h"
 #include "worker/model/cpu_llama_runner.h"
 #include "worker/model/rank_shard.h"
+#include "worker/rank/group_sum.h"
 #include "worker/server/backoff.h"
 #include "worker/server/engine_facts.h"
 #include "worker/server/gpu.h"
@@ -251,7 +252,27 @@ absl::Status Worker::StartRunner(const v1::WorkerConfig& config) {
                            .tier = tier_.get(),
                            .snapshots = snapshots_.get(),
                            .take_snapshots = config.snapshot_interval_tokens() > 0});
+  HW_RETURN_IF_ERROR(AgreeOnPrefixReuse(config));
   return communicator_->Barrier();
+}
+
+// Every rank must find the pages of its own heads in the slab, which its service or node may
+// lack.
+absl::Status Worker::AgreeOnPrefixReuse(const v1::WorkerConfig& config) {
+  const bool records = recorder_ != nullptr || traces_ != nullptr;
+  const std::vector<int64_t> own = {tier_ != nullptr, tier_ != nullptr && tier_->uses_slab(),
+                                    !records, cache_->options().ranks_per_kv_head() == 1};
+  HW_ASSIGN_OR_RETURN(const std::vector<int64_t> ranks,
+                      SumOverRanks(own, *backend_, *communicator_, cache_->stream()));
+  static constexpr const char* kReasons[] = {
+      "there is no cache service", "a rank streams its pages, and cannot read them back",
+      "a rank has dump_dir or record_dir, which want every row of a prompt computed",
+      "there are more ranks than KV heads"};
+  no_prefix_reuse_.clear();
+  for (size_t i = 0; i < ranks.size() && no_prefix_reuse_.empty(); ++i) {
+    if (ranks[i] < config.size()) no_prefix_reuse_ = kReasons[i];
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Worker::Reform(const v1::WorkerConfig& config, const ModelFacts& facts,

@@ -66,6 +66,9 @@ class Worker {
   PlanReports& reports() { return *reports_; }
   Communicator& communicator() { return *communicator_; }
   RemoteHostTier* tier() { return tier_.get(); }  // null without a cache service
+  // Why prompts of this formation cannot begin with stored pages; empty: they can. The same on
+  // every rank.
+  const std::string& no_prefix_reuse() const { return no_prefix_reuse_; }
   // A peer does not answer any more: the communicator is aborted.
   bool peer_lost() const { return peer_lost_; }
   CacheLink* link() { return link_.get(); }         // null without a cache service
@@ -93,6 +96,7 @@ class Worker {
   absl::Status LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts);
   // What acts for the group as it is formed now.
   absl::Status StartRunner(const v1::WorkerConfig& config);
+  absl::Status AgreeOnPrefixReuse(const v1::WorkerConfig& config);
   absl::Status MakeEngine(const v1::WorkerConfig& config, const ModelFacts& facts);
 
   // Destroyed from the last to the first.
@@ -106,6 +110,7 @@ class Worker {
   std::atomic<bool> peer_lost_ = false;
   std::vector<std::unique_ptr<PeerWatch>> watches_;
   Epoch epoch_ = 0;  // of the communicator
+  std::string no_prefix_reuse_;
   std::unique_ptr<LlamaRunner> model_;
   std::unique_ptr<KvRecorder> recorder_;
   std::unique_ptr<TraceRecorder> traces_;

@@ -175,6 +175,11 @@ absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
   }
   HW_RETURN_IF_ERROR(CheckEngineConfig(config));
   HW_RETURN_IF_ERROR(CheckAdvertisedAddress(config));
+  if (config.prefix_reuse() && config.cache_address().empty()) {
+    return absl::InvalidArgumentError(
+        "prefix_reuse is true and cache_address is empty, want the address of the "
+        "heavywater-cache that keeps the pages");
+  }
   if (config.size() > 1 && config.cache_address().empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("cache_address is empty and size is ", config.size(),

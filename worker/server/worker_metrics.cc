@@ -61,6 +61,8 @@ WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
       tokens_(Counter(*registry_, "heavywater_tokens_generated_total", "New tokens given out")),
       prompt_tokens_(Counter(*registry_, "heavywater_prompt_tokens_total",
                              "Tokens of finished prompts and of what was appended")),
+      prefix_tokens_(Counter(*registry_, "heavywater_prefix_tokens_reused_total",
+                             "Of prompt tokens: taken from stored pages, not computed")),
       step_seconds_(prometheus::BuildHistogram()
                         .Name("heavywater_step_seconds")
                         .Help("Time of one prompt chunk or one decode step of the group")

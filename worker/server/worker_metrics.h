@@ -27,6 +27,7 @@ class WorkerMetrics {
   void ObserveStep(const std::string& phase, absl::Duration took);  // "prompt", "decode"
   void AddTokens(int64_t count) { tokens_.Increment(static_cast<double>(count)); }
   void AddPromptTokens(int64_t count) { prompt_tokens_.Increment(static_cast<double>(count)); }
+  void AddPrefixTokens(int64_t count) { prefix_tokens_.Increment(static_cast<double>(count)); }
   void SetSequences(int64_t queued, int64_t running);
   // Where the calling thread's steps spend their time, and
   // gauges of this rank's cache, a few times a second at most, or `now`: before
@@ -56,6 +57,7 @@ class WorkerMetrics {
   const std::shared_ptr<prometheus::Registry> registry_;
   prometheus::Counter& tokens_;
   prometheus::Counter& prompt_tokens_;
+  prometheus::Counter& prefix_tokens_;
   prometheus::Family<prometheus::Histogram>& step_seconds_;
   std::array<prometheus::Counter*, kNumStepPhases> phases_;  // null: not accounted for
   prometheus::Family<prometheus::Gauge>& sequences_;

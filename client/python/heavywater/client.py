@@ -127,6 +127,7 @@ class Client(AdminCalls):
         tenant: str = "",
         resume_timeout_s: float = 60.0,
         continues: int = 0,
+        prefix_reuse: bool | None = None,
     ) -> Generation:
         """Continues a prompt, given as text or token ids, or answers a conversation, given as messages ({"role",
         "content"} each), which the server renders with the model's chat template. The defaults are the API's.
@@ -150,6 +151,10 @@ class Client(AdminCalls):
             with client.generate(ids, suffix=question, max_new_tokens=64, continues=first.sequence_id) as second:
                 answer = second.text()
 
+        `prefix_reuse`: the prompt may begin with pages that are stored of another prompt with the same first tokens,
+        of the same tenant, and only the rest is computed (None: as the worker is configured). How much did, or
+        why nothing, is in `Generation.summary` (`prefix_tokens_reused`, `prefix_not_reused`).
+
         Above temperature 0 tokens are drawn from the `top_k` likeliest (0 = all), of those the
         fewest that have the probability `top_p` together.
         """
@@ -166,6 +171,7 @@ class Client(AdminCalls):
             request_id=request_id,
             tenant=tenant,
             continue_sequence_id=continues,
+            prefix_reuse=prefix_reuse,
         )
         return Generation(wanted(self._generation, "worker").Generate, request, resume_timeout_s, self._sleep)
 
@@ -246,6 +252,19 @@ class Client(AdminCalls):
             response = wanted(self._sequences, "cache").Truncate(request, timeout=self._timeout_s)
             return response
 
+    def fork(
+        self, sequence_id: int, *, lease_s: float = 0.0, request_id: str = ""
+    ) -> sequence_pb2.ForkSequenceResponse:
+        """A second sequence that is as this one, which must not run, is now: `generate(..., continues=...)` goes on
+        with either, independently. They share the pages that they have in common, which count once. Its lease is
+        `lease_s` (0: as the sequence's); `suspend` keeps it for longer. The same `request_id` again gives the first
+        answer (one is added when absent). Raises FAILED_PRECONDITION, RESOURCE_EXHAUSTED, NOT_FOUND."""
+        request = fork_request(sequence_id, lease_s, request_id)
+        with translated():
+            response: sequence_pb2.ForkSequenceResponse
+            response = wanted(self._sequences, "cache").Fork(request, timeout=self._timeout_s)
+            return response
+
     def stats(self) -> admin_pb2.StatsResponse:
         """What the cache service holds, tier by tier."""
         stats: admin_pb2.StatsResponse = self._read(wanted(self._admin, "cache").Stats, admin_pb2.StatsRequest())
@@ -285,6 +304,13 @@ class Client(AdminCalls):
     def _read_stream(self, call: Callable[..., Any], request: Any, collect: Callable[..., Any]) -> Any:
         """Reads a whole stream; a read that broke off is repeated from its start."""
         return self._read(lambda *args, **options: collect(call(*args, **options)), request)
+
+
+def fork_request(sequence_id: int, lease_s: float, request_id: str) -> sequence_pb2.ForkSequenceRequest:
+    """As Client.fork describes its arguments."""
+    return sequence_pb2.ForkSequenceRequest(
+        sequence_id=sequence_id, lease_ms=round(1000 * lease_s), request_id=request_id or uuid.uuid4().hex
+    )
 
 
 def wanted(stub: Any, name: str) -> Any:

@@ -30,6 +30,7 @@ def generation_request(
     request_id: str,
     tenant: str,
     continue_sequence_id: int = 0,
+    prefix_reuse: bool | None = None,
 ) -> generation_pb2.GenerateRequest:
     """As Client.generate describes its arguments."""
     request = generation_pb2.GenerateRequest(
@@ -44,6 +45,8 @@ def generation_request(
         tenant=tenant,
         continue_sequence_id=continue_sequence_id,
     )
+    if prefix_reuse is not None:
+        request.prefix_reuse = prefix_reuse
     if isinstance(prompt, str):
         request.text = prompt
     elif prompt and isinstance(prompt[0], Mapping):

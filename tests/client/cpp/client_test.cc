@@ -183,6 +183,21 @@ TEST_F(ClientTest, SuspendAndResumeNameTheSequence) {
   EXPECT_EQ(sequences_.suspended, 0u);
 }
 
+TEST_F(ClientTest, ForkNamesTheSequenceAndBringsARequestId) {
+  v1::ForkSequenceRequest request;
+  request.set_sequence_id(9);
+  request.set_lease_ms(2500);
+  const auto forked = client_->Fork(request);
+  ASSERT_TRUE(forked.ok()) << forked.status();
+  EXPECT_EQ(forked->sequence_id(), 10);
+  EXPECT_EQ(sequences_.forked.sequence_id(), 9);
+  EXPECT_EQ(sequences_.forked.lease_ms(), 2500);
+  EXPECT_EQ(sequences_.forked.request_id().size(), 32);
+  request.set_request_id("mine");
+  ASSERT_TRUE(client_->Fork(request).ok());
+  EXPECT_EQ(sequences_.forked.request_id(), "mine");
+}
+
 TEST_F(ClientTest, TruncateNamesTheSequenceAndTheTokensThatStay) {
   const auto truncated = client_->Truncate(9, 40);
   ASSERT_TRUE(truncated.ok()) << truncated.status();

@@ -138,6 +138,12 @@ class FakeSequences final : public v1::SequenceService::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status Fork(grpc::ServerContext*, const v1::ForkSequenceRequest* request,
+                    v1::ForkSequenceResponse* response) override {
+    forked = *request;
+    response->set_sequence_id(request->sequence_id() + 1);
+    return grpc::Status::OK;
+  }
   grpc::Status Truncate(grpc::ServerContext*, const v1::TruncateSequenceRequest* request,
                         v1::TruncateSequenceResponse* response) override {
     truncated = {request->sequence_id(), request->tokens()};
@@ -162,8 +168,9 @@ class FakeSequences final : public v1::SequenceService::Service {
     return grpc::Status::OK;
   }
 
-  int64_t num_tokens = 5;                  // of each, two a page
-  uint64_t suspended = 0;                  // the last one
+  int64_t num_tokens = 5;  // of each, two a page
+  uint64_t suspended = 0;  // the last one
+  v1::ForkSequenceRequest forked;
   std::pair<uint64_t, int64_t> truncated;  // likewise, to so many tokens
   bool lose_first = false;                 // of a set in two messages
   int calls = 0;

@@ -66,6 +66,17 @@ def test_generate_sends_what_it_was_given(servers: FakeServers) -> None:
     assert (request.sampling.top_p, request.sampling.top_k) == (0.75, 7)
 
 
+def test_fork_names_the_sequence_and_brings_a_request_id(servers: FakeServers) -> None:
+    async def body(client: aio.Client) -> None:
+        assert (await client.fork(7, lease_s=2.5)).sequence_id == 8
+        await client.fork(7, request_id="mine")
+
+    run(servers, body)
+    first, second = servers.cache.forks
+    assert (first.sequence_id, first.lease_ms, len(first.request_id)) == (7, 2500, 32)
+    assert second.request_id == "mine"
+
+
 def test_turns_suspend_resume_and_truncate_name_the_sequence(servers: FakeServers) -> None:
     async def body(client: aio.Client) -> None:
         await client.generate([1, 2, 3], max_new_tokens=1, continues=42).text()

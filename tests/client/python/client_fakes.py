@@ -183,6 +183,7 @@ class FakeCache(
     num_tokens: int = 20
     suspended: dict[int, int] = field(default_factory=dict)  # for how many ms
     truncated: dict[int, int] = field(default_factory=dict)  # to how many tokens
+    forks: list[sequence_pb2.ForkSequenceRequest] = field(default_factory=list)
 
     def _refuse(self, context: grpc.ServicerContext) -> None:
         self.calls += 1
@@ -246,6 +247,13 @@ class FakeCache(
         self._refuse(context)
         del self.suspended[request.sequence_id]
         return sequence_pb2.ResumeSequenceResponse(lease_ms=60_000)
+
+    def Fork(
+        self, request: sequence_pb2.ForkSequenceRequest, context: grpc.ServicerContext
+    ) -> sequence_pb2.ForkSequenceResponse:
+        self._refuse(context)
+        self.forks.append(request)
+        return sequence_pb2.ForkSequenceResponse(sequence_id=request.sequence_id + 1, shared_tokens=512)
 
     def Truncate(
         self, request: sequence_pb2.TruncateSequenceRequest, context: grpc.ServicerContext

@@ -156,6 +156,23 @@ def test_suspend_and_resume_name_the_sequence_and_the_time(client: Client, serve
     assert servers.cache.suspended == {8: 0}
 
 
+def test_fork_names_the_sequence_and_brings_a_request_id(client: Client, servers: FakeServers) -> None:
+    forked = client.fork(7, lease_s=2.5)
+    assert (forked.sequence_id, forked.shared_tokens) == (8, 512)
+    client.fork(7, request_id="mine")
+    first, second = servers.cache.forks
+    assert (first.sequence_id, first.lease_ms, len(first.request_id)) == (7, 2500, 32)
+    assert (second.lease_ms, second.request_id) == (0, "mine")
+
+
+def test_generate_says_whether_stored_prefixes_may_be_used(client: Client, servers: FakeServers) -> None:
+    for reuse in [None, True, False]:
+        client.generate("x", max_new_tokens=1, prefix_reuse=reuse).text()
+    asked = servers.worker.requests[-3:]
+    assert [one.HasField("prefix_reuse") for one in asked] == [False, True, True]
+    assert [one.prefix_reuse for one in asked] == [False, True, False]
+
+
 def test_truncate_names_the_sequence_and_the_tokens_that_stay(client: Client, servers: FakeServers) -> None:
     assert client.truncate(7, 40).tokens_seen == 39
     assert servers.cache.truncated == {7: 40}

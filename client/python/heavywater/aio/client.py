@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from heavywater.aio.admin import AdminCalls
 from heavywater.aio.generation import Generation
-from heavywater.client import CHANNEL_OPTIONS, wanted
+from heavywater.client import CHANNEL_OPTIONS, fork_request, wanted
 from heavywater.errors import HeavywaterError, translated
 from heavywater.generation_request import Prompt, generation_request
 from heavywater.model import Model
@@ -113,6 +113,7 @@ class Client(AdminCalls):
         tenant: str = "",
         resume_timeout_s: float = 60.0,
         continues: int = 0,
+        prefix_reuse: bool | None = None,
     ) -> Generation:
         """Continues a prompt, as heavywater.Client.generate; nothing waits before the first token is asked for."""
         request = generation_request(
@@ -128,6 +129,7 @@ class Client(AdminCalls):
             request_id=request_id,
             tenant=tenant,
             continue_sequence_id=continues,
+            prefix_reuse=prefix_reuse,
         )
         return Generation(wanted(self._generation, "worker").Generate, request, resume_timeout_s, self._sleep)
 
@@ -205,6 +207,16 @@ class Client(AdminCalls):
         with translated():
             response: sequence_pb2.TruncateSequenceResponse
             response = await wanted(self._sequences, "cache").Truncate(request, timeout=self._timeout_s)
+            return response
+
+    async def fork(
+        self, sequence_id: int, *, lease_s: float = 0.0, request_id: str = ""
+    ) -> sequence_pb2.ForkSequenceResponse:
+        """As heavywater.Client.fork."""
+        request = fork_request(sequence_id, lease_s, request_id)
+        with translated():
+            response: sequence_pb2.ForkSequenceResponse
+            response = await wanted(self._sequences, "cache").Fork(request, timeout=self._timeout_s)
             return response
 
     async def stats(self) -> admin_pb2.StatsResponse:
