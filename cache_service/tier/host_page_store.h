@@ -93,7 +93,7 @@ class HostPageStore final : public PageStore {
                                                    const PageId& page);
   // Of the range, those below the slab. INVALID_ARGUMENT, NOT_FOUND.
   absl::StatusOr<std::vector<PagePlace>> PagesBelow(const PageRange& range) const;
-  // No page of the sequence rests any more.
+  // No page of the sequence rests any more, if all its ranks have stopped.
   void StopResting(SequenceId sequence);
   int64_t PageBytes(SequenceId sequence) const;  // of one, in the slab; 0: unknown
   int64_t RestingPages() const;

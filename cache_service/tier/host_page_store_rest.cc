@@ -86,7 +86,9 @@ void HostPageStore::StopResting(SequenceId sequence) {
   const absl::StatusOr<EntryPtr> entry = Find(sequence);
   if (!entry.ok()) return;
   MutexLock entry_lock(&(*entry)->mutex);
-  if ((*entry)->released) return;
+  // Ranks that go on believe that their pages rest until they ask for them: another sequence
+  // that begins with these only reads them.
+  if ((*entry)->released || !(*entry)->pages.all_stopped()) return;
   (*entry)->pages.StopResting();
   Save(**entry);
 }

@@ -167,9 +167,11 @@ class SequencePages {
   // Of the range; only those that lie below the slab.
   std::vector<PagePlace> PagesBelow(const PageRange& range) const;
   int64_t num_resting() const { return num_resting_; }
-  // Pages in the slab that may leave it.
+  // Pages in the slab whose room is there again when they leave it: not those of a stopped
+  // sequence that others may hold.
   int64_t num_movable() const {
-    return MayAllLeave() ? num_host_pages() : static_cast<int64_t>(resting_in_slab_.size());
+    return MayAllLeave() ? std::max<int64_t>(num_host_pages() - num_shared_, 0)
+                         : static_cast<int64_t>(resting_in_slab_.size());
   }
 
   // --- What a restart needs --- (sequence_pages_state.cc)

@@ -21,7 +21,8 @@ absl::StatusOr<PageEntry*> SequencePages::FindOwn(int rank, const PageId& page) 
   const auto found =
       possible ? pages_.find(KeyOf(page.layer, page.kv_head, page.page)) : pages_.end();
   if (found == pages_.end()) return absl::NotFoundError(absl::StrCat(Name(page), " is not there"));
-  if (found->second.rank == rank) return &found->second;
+  const bool nobodys = found->second.rank == kNoRank;  // came from another sequence
+  if (found->second.rank == rank || nobodys) return &found->second;
   return absl::FailedPreconditionError(
       absl::StrCat(Name(page), " belongs to rank ", found->second.rank, ", not to rank ", rank));
 }

@@ -127,6 +127,21 @@ TEST_F(HostPageStoreRestartTest, RowsPromisesAndRoomAreThoseOfBefore) {
   EXPECT_TRUE(state_.Records().empty()) << "an ended sequence leaves records behind";
 }
 
+TEST_F(HostPageStoreRestartTest, PagesThatRestDoSoAfterARestartToo) {
+  ASSERT_TRUE(Open(1).ok());
+  ASSERT_TRUE(Reserve(1, 0, 2).ok());
+  ASSERT_TRUE(WriteTokens(1, 0, 2 * kPageTokens).ok());
+  const std::vector<PageId> pages = {{0, 0, 0}, {1, 1, 0}, {1, 1, 1}};
+  ASSERT_TRUE(store_->Rest(1, 0, pages).ok());
+  ASSERT_TRUE(store_->Ask(1, 0, {{{0, 0, 0}}})->at(0).ok());
+  ASSERT_TRUE(Restart().ok());
+  EXPECT_EQ(store_->Stats().resting_pages, 2);
+  EXPECT_EQ(store_->MovableBytes(), 2 * kTestPageBytes);
+  EXPECT_TRUE(store_->Ask(1, 0, {{{1, 1, 1}}})->at(0).ok());
+  EXPECT_EQ(store_->MovableBytes(), kTestPageBytes);
+  ExpectReads(1, 2 * kPageTokens);
+}
+
 TEST_F(HostPageStoreRestartTest, ADamagedPageIsFoundByItsSealOfBefore) {
   ASSERT_TRUE(Open(1).ok());
   ASSERT_TRUE(Reserve(1, 0, 1).ok());

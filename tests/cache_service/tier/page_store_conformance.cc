@@ -394,5 +394,26 @@ TEST_P(PageStoreConformance, RandomTrafficKeepsTheStoreBalanced) {
   EXPECT_EQ(store_->Stats().promised_bytes, 0);
 }
 
+TEST_P(PageStoreConformance, PagesThatRestStayReadableAndLieWhereTheyAreAskedFor) {
+  Make(int64_t{64} << 12);
+  ASSERT_TRUE(Open(1).ok());
+  const auto reserved = Reserve(1, 0, 2);
+  ASSERT_TRUE(reserved.ok());
+  ASSERT_TRUE(WriteAll(1, 24).ok());
+  const PageId full = {1, 0, 0};
+  const PageId open = {1, 0, 1};
+  EXPECT_EQ(store_->Rest(1, 0, {&full, 1}).code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(store_->Commit(1, 0, 24).ok());
+  EXPECT_TRUE(store_->Rest(1, 0, {&full, 1}).ok());
+  EXPECT_EQ(store_->Rest(1, 0, {&open, 1}).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(store_->Stats().resting_pages, 1);
+  EXPECT_TRUE(Read({1, 1, 0, 0, 16}).ok());
+  const auto asked = store_->Ask(1, 0, {&full, 1});
+  ASSERT_TRUE(asked.ok() && asked->at(0).ok());
+  EXPECT_EQ(*asked->at(0), reserved->offsets[4]) << "[layer][head][page]";
+  EXPECT_EQ(store_->Stats().resting_pages, 0);
+  ExpectBalanced();
+}
+
 }  // namespace
 }  // namespace heavywater

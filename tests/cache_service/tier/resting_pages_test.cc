@@ -128,6 +128,23 @@ TEST_F(RestingPagesTest, AReservationOfThemBringsThemUpAndTheyRestNoMore) {
   EXPECT_EQ(store_->HostBytes(1), 8 * kTestPageBytes);
 }
 
+// As a sequence that begins with the same text does (prefix reuse).
+TEST_F(RestingPagesTest, PagesThatOthersBringUpGoOnToRestUntilTheirRanksHaveStopped) {
+  Make(20);
+  ASSERT_TRUE(Write(1, 32).ok());
+  ASSERT_TRUE(Write(2, 32).ok());
+  ASSERT_TRUE(store_->Rest(1, 0, Pages(2)).ok());
+  TurnUntilIdle();
+  ASSERT_TRUE(store_->BringUp(1).ok());
+  EXPECT_EQ(store_->HostBytes(1), 8 * kTestPageBytes);
+  EXPECT_EQ(store_->Stats().resting_pages, 8);
+  TurnUntilIdle();
+  EXPECT_LT(store_->HostBytes(1), 8 * kTestPageBytes) << "they may leave again";
+  store_->StopWriter(1, 0);
+  ASSERT_TRUE(store_->BringUp(1).ok());
+  EXPECT_EQ(store_->Stats().resting_pages, 0);
+}
+
 TEST_F(RestingPagesTest, EachAskedPageEndsByItself) {
   Make(20);
   ASSERT_TRUE(Write(1, 32).ok());
