@@ -34,6 +34,19 @@ absl::Status CheckPart(const v1::CopiedPart& part, int num_ranks, const PageGeom
       absl::StrCat("a copy has an impossible part: ", part.ShortDebugString()));
 }
 
+// A fork that no rank has opened yet has pages of nobody: a copy would lack them.
+absl::Status CheckWhole(SequenceId id, const std::vector<WrittenPart>& parts, int num_kv_heads) {
+  std::vector<bool> covered(static_cast<size_t>(num_kv_heads), false);
+  for (const WrittenPart& part : parts) {
+    for (int head = part.heads.first; head < part.heads.first + part.heads.count; ++head) {
+      covered[static_cast<size_t>(head)] = true;
+    }
+  }
+  if (std::find(covered.begin(), covered.end(), false) == covered.end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "sequence ", id, " has pages that no rank has opened since it was forked: a turn does so"));
+}
+
 }  // namespace
 
 // What the pages of a sequence have in common.
@@ -111,6 +124,7 @@ absl::StatusOr<v1::CopyRecord> SequenceCopier::CopyOut(SequenceId id, const std:
   }
   HW_ASSIGN_OR_RETURN(const Pages pages, Pages::Of(id, before->state));
   HW_ASSIGN_OR_RETURN(const std::vector<WrittenPart> parts, store_.Written(id));
+  HW_RETURN_IF_ERROR(CheckWhole(id, parts, pages.geometry.num_kv_heads));
   v1::CopyRecord copy;
   copy.set_id(name);
   copy.set_incarnation(before->incarnation);

@@ -24,7 +24,8 @@ class SequenceCopier {
 
   // A copy by that name, of a sequence that nobody writes to, which goes `ttl` from now.
   // ABORTED: it was written to meanwhile; RESOURCE_EXHAUSTED: its pages have more than
-  // `max_bytes`; NOT_FOUND: it has ended, or pages of it were given up; UNAVAILABLE.
+  // `max_bytes`; NOT_FOUND: it has ended, or pages of it were given up; FAILED_PRECONDITION: a
+  // fork without a turn of its own; UNAVAILABLE.
   absl::StatusOr<v1::CopyRecord> CopyOut(SequenceId id, const std::string& name, int64_t max_bytes,
                                          absl::Duration ttl);
 
