@@ -69,9 +69,7 @@ absl::Status OrderedPageStore::ReadBelow(const PagePlace& place, const RowRange&
 
 absl::Status OrderedPageStore::BringUp(SequenceId sequence, int64_t tokens) {
   absl::Status status;
-  // A part is read once and for others: its rank, which may be decoding, still thinks that it
-  // rests.
-  if (tokens == kAllTokens) host_->StopResting(sequence);
+  host_->StopResting(sequence);
   // Those that were on their way down meanwhile come with the next round.
   for (int round = 0; round < kMaxRounds; ++round) {
     HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, host_->PagesBelow(sequence, tokens));
