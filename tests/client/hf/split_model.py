@@ -23,8 +23,6 @@ transformers.utils.logging.disable_progress_bar()
 
 def inputs_of(job: dict) -> dict[str, torch.Tensor]:
     torch.manual_seed(5)
-    if "ids" in job:
-        return left_padded([torch.tensor(job["ids"])])
     return left_padded([prompt(tokens)[0] for tokens in job["prompts"]])
 
 
