@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
-from cluster import cluster
+from cluster import Cluster, cluster
 from heavywater import Client, HeavywaterError
 from test_prefix_reuse import Asked, _expect_empty, _host, wait_finished
 from test_turns import BOUNDED, FULL, RECALL, Conversation
@@ -20,6 +21,21 @@ def _copy(talk: Conversation, sequence: int) -> Conversation:
     copy = Conversation(talk.group, talk.text, talk.policy)
     copy.sequence = sequence
     return copy
+
+
+def _wait_until_it_is_heard_of(group: Cluster, prompt: list[int]) -> None:
+    """The ranks find out a moment after it that the cache service is back."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            probe = Asked(group, prompt[:8], FULL, max_new_tokens=1)
+            break
+        except HeavywaterError as error:
+            assert error.code == "UNAVAILABLE"
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    with Client(cache=group.cache_address) as client:
+        client.close(probe.sequence)
 
 
 @pytest.mark.parametrize(("ranks", "policy"), [(3, BOUNDED), (3, RECALL), (1, FULL)], ids=["bounded", "recall", "full"])
@@ -50,6 +66,7 @@ def test_both_go_on_as_one_that_was_never_forked(
         assert group.cache is not None
         group.cache.kill()
         group.restart_cache()
+        _wait_until_it_is_heard_of(group, long_prompt)
         answers = [talk.say(40, question) for talk, question in zip(alone, questions, strict=True)]
         assert parent.say(40, questions[0]) == answers[0]
         assert child.say(40, questions[1]) == answers[1]
