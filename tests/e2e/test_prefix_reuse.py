@@ -63,7 +63,8 @@ def _expect_empty(group: Cluster, sequences: list[int]) -> None:
     with _cache(group) as client:
         for sequence in sequences:
             client.close(sequence)
-    deadline = time.monotonic() + 30
+    # What a rank that died might still write to is kept until its lease has ended.
+    deadline = time.monotonic() + 90
     while (host := _host(group)).used_bytes:
         assert host.used_bytes + host.free_bytes == host.total_bytes
         assert time.monotonic() < deadline, host

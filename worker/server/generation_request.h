@@ -54,7 +54,7 @@ struct GenerationLimits {
   OnHostFull on_host_full = OnHostFull::kStop;
   std::string default_policy = "snapkv_h2o";  // of requests that name none
   bool prefix_reuse = false;                  // likewise
-  std::string no_prefix_reuse;                // why it is not possible here; empty: it is
+  std::string no_prefix_reuse = {};           // why it is not possible here; empty: it is
 };
 
 // The suffix of a request, from its text or ids. INVALID_ARGUMENT naming the field.
