@@ -116,32 +116,35 @@ absl::StatusOr<OpenedSequence> GenerationEngine::OpenSequence(const GenerationRe
   return sequences_.Open(sequence);
 }
 
-void GenerationEngine::WaitForReports(SequenceId sequence) {
-  absl::Time deadline;
+bool GenerationEngine::WaitForReports(SequenceId sequence) {
+  absl::Time deadline = absl::InfinitePast();
   {
     MutexLock lock(&mutex_);
     const auto ended = ended_.find(sequence);
-    if (ended == ended_.end()) return;
-    deadline = ended->second + kEndTimeout;
+    if (ended != ended_.end()) deadline = ended->second + kEndTimeout;
   }
-  while (absl::Now() < deadline) {
+  while (true) {
     const absl::StatusOr<v1::Sequence> known = sequences_.Get(sequence);
-    if (!known.ok() || known->finished()) return;
+    if (!known.ok()) return false;
+    if (known->finished()) return true;
+    if (absl::Now() >= deadline) return false;
     absl::SleepFor(kReportPoll);
   }
 }
 
 absl::StatusOr<OpenedSequence> GenerationEngine::Reopen(const GenerationRequest& request) {
-  if (request.turn) WaitForReports(request.resume_sequence);
+  const bool was_finished = request.turn && WaitForReports(request.resume_sequence);
   std::vector<int32_t> text = request.prompt;
   text.insert(text.end(), request.suffix.begin(), request.suffix.end());
   text.insert(text.end(), request.received.begin(), request.received.end());
   // The last one is to be taken in again, for the logits after it.
   const auto max_tokens_seen = static_cast<int64_t>(text.size()) - 1;
-  return sequences_.Reopen(
+  auto reopened = sequences_.Reopen(
       request.resume_sequence,
       {.options = request.sequence, .budget = request.budget, .tenant = request.tenant}, text,
       max_tokens_seen, request.turn);
+  if (reopened.ok()) reopened->was_finished = was_finished;
+  return reopened;
 }
 
 absl::StatusOr<bool> GenerationEngine::ClaimSequence(const GenerationRequest& request) {
@@ -171,9 +174,11 @@ void GenerationEngine::ReleaseSequence(SequenceId sequence) {
   changed_.SignalAll();
 }
 
-// What no rank has begun with is as if it had not been asked for.
+// What no rank has begun with is as if it had not been asked for. Where a rank still wrote to it
+// when it was reopened, nobody can say for that rank that it writes no more.
 void GenerationEngine::GiveBack(const Generation& generation) {
-  if (!generation.opened.restored() || generation.reached_ranks) return;
+  const OpenedSequence& opened = generation.opened;
+  if (!opened.restored() || !opened.was_finished || generation.reached_ranks) return;
   sequences_.GiveBack(generation.opened, generation.request.suspended_until - absl::Now());
 }
 

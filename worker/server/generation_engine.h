@@ -46,8 +46,8 @@ class GenerationEngine {
   void GiveBack(const Generation& generation);
   absl::StatusOr<OpenedSequence> Reopen(const GenerationRequest& request);
   // A turn may come before the last reports of the sequence have arrived: then less of its
-  // text is known, and more is computed.
-  void WaitForReports(SequenceId sequence);
+  // text is known, and more is computed. Whether they have: no rank writes to it any more.
+  bool WaitForReports(SequenceId sequence);
   // The sequence that the request resumes is its alone until ReleaseSequence(). Where its
   // client is back, what still runs for the connection that it has lost ends first; a
   // turn waits for that.

@@ -27,7 +27,8 @@ struct OpenedSequence {
   int64_t plan = 0;
   int64_t tokens_seen = 0;
   int32_t incarnation = 0;
-  int64_t known_tokens = 0;  // of its text: so many it has seen before
+  int64_t known_tokens = 0;   // of its text: so many it has seen before
+  bool was_finished = false;  // before that: no rank wrote to it any more
   // Of one that was opened: its prompt's first tokens, in stored pages.
   int64_t prefix_tokens = 0;
 

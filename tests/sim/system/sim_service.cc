@@ -75,9 +75,12 @@ void SimService::CrashIfDue() {
 
 void SimService::Background(int turns) {
   if (!up()) return;
-  for (int i = 0; i < turns && store_->Turn(); ++i) {
+  try {
+    for (int i = 0; i < turns && store_->Turn(); ++i) {
+    }
+    registry_->Tick();
+  } catch (const SimProcessEnded&) {
   }
-  registry_->Tick();
   CrashIfDue();
 }
 

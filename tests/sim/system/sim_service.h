@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "cache_service/registry/registry.h"
 #include "cache_service/server/page_handlers.h"
@@ -28,7 +29,11 @@ struct SimServiceOptions {
 class SimState final : public StateStore {
  public:
   void Apply(const StateBatch& batch) override {
-    if (applies_left_ == 0) return;
+    if (applies_left_ == 0) {
+      // What unwinds now has no more to say.
+      if (std::exchange(dead_, true)) return;
+      throw SimProcessEnded();
+    }
     --applies_left_;
     state_.Apply(batch);
   }
@@ -36,13 +41,17 @@ class SimState final : public StateStore {
   absl::Status ForEach(const std::string& prefix, const Visit& visit) const override {
     return state_.ForEach(prefix, visit);
   }
-  void EndAfter(int64_t applies) { applies_left_ = applies; }
+  void EndAfter(int64_t applies) {
+    applies_left_ = applies;
+    dead_ = false;
+  }
   bool ended() const { return applies_left_ == 0; }
   size_t size() const { return state_.Records().size(); }
 
  private:
   MemoryState state_;
   int64_t applies_left_ = std::numeric_limits<int64_t>::max();
+  bool dead_ = false;
 };
 
 class SimService {

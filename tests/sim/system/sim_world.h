@@ -104,6 +104,9 @@ class SimNetwork {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
 };
 
+// Thrown where the service's process ends: nothing that would have followed is done.
+struct SimProcessEnded {};
+
 struct SimWorld {
   explicit SimWorld(uint64_t seed) : random(seed), network(random, clock) {}
 
@@ -138,12 +141,15 @@ void SimNetwork::CallLater(const SimCallerPtr& caller, absl::Duration timeout,
       answer(absl::UnavailableError("simulated: nobody listens"));
       return;
     }
-    service([this, caller, answer, process](absl::StatusOr<T> result) {
-      if (Loses(*caller)) return;
-      After(Delay(), [this, answer, process, result = std::move(result)] {
-        if (process == process_()) answer(result);
+    try {
+      service([this, caller, answer, process](absl::StatusOr<T> result) {
+        if (Loses(*caller)) return;
+        After(Delay(), [this, answer, process, result = std::move(result)] {
+          if (process == process_()) answer(result);
+        });
       });
-    });
+    } catch (const SimProcessEnded&) {
+    }
     handled_();
   });
 }
@@ -165,7 +171,11 @@ absl::StatusOr<T> SimNetwork::CallNow(const SimCaller& caller,
                                       std::function<absl::StatusOr<T>()> service) {
   const int64_t process = process_();
   if (process == 0 || Loses(caller)) return absl::UnavailableError("simulated: not delivered");
-  absl::StatusOr<T> result = service();
+  absl::StatusOr<T> result = absl::UnavailableError("simulated: the service has ended");
+  try {
+    result = service();
+  } catch (const SimProcessEnded&) {
+  }
   handled_();
   if (process != process_() || Loses(caller)) {
     return absl::UnavailableError("simulated: the answer got lost");

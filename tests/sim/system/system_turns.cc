@@ -71,6 +71,8 @@ std::string SystemSimulation::Reopen(Talk& talk, bool turn, bool cancelled) {
   request.set_extends(turn);
   request.mutable_tokens()->Assign(talk.text.begin(), talk.text.end());
   const absl::Time sent = world_.clock.Now();
+  const auto known = world_.network.CallNow<v1::Sequence>(
+      rank_zero().caller(), [&] { return service_.registry().sequences().Get(talk.id); });
   const auto reopened = world_.network.CallNow<v1::ReopenSequenceResponse>(
       rank_zero().caller(), [&] { return service_.registry().Reopen(request); });
   const absl::Status& status = reopened.status();
@@ -88,7 +90,8 @@ std::string SystemSimulation::Reopen(Talk& talk, bool turn, bool cancelled) {
   talk.lease = absl::Milliseconds(reopened->lease_ms());
   if (!cancelled) return Restore(talk, *reopened, turn);
   world_.trace.Note("turn cancelled before the ranks", talk.id);
-  GiveBack(talk, *reopened);
+  // As worker/server/generation_engine.cc: what a rank may still write to is not given back.
+  if (known.ok() && known->finished()) GiveBack(talk, *reopened);
   rank_zero().link().RemoveSequence(talk.id);
   talk.where = Talk::Where::kEnded;
   talk.ForgetPlansAfter(reopened->plan());
