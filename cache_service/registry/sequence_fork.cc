@@ -1,4 +1,5 @@
 // One sequence becomes two.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,7 +21,7 @@ absl::StatusOr<v1::ForkSequenceResponse> SequenceRegistry::Fork(
     const v1::ForkSequenceRequest& request, const Viewer& viewer) {
   HW_RETURN_IF_ERROR(CheckText("request_id", request.request_id(), 1, kMaxNameBytes));
   HW_RETURN_IF_ERROR(CheckInt("lease_ms", request.lease_ms(), 0, kMaxLeaseMs));
-  absl::Status missing;
+  absl::Status refused;  // in the last round
   // The first round only finds out whether there is something to prepare.
   for (int round = 0; round <= kMaxRounds; ++round) {
     absl::StatusOr<v1::ForkSequenceResponse> forked;
@@ -31,18 +32,19 @@ absl::StatusOr<v1::ForkSequenceResponse> SequenceRegistry::Fork(
     }
     // Both wait for the tiers below, so not under the lock.
     if (!store_full.ok()) {
-      HW_RETURN_IF_ERROR(MakeRoom(store_full));
+      HW_RETURN_IF_ERROR(MakeRoom(store_full, /*spared=*/request.sequence_id()));
+      refused = store_full;
     } else if (absl::IsUnavailable(forked.status())) {
       HW_RETURN_IF_ERROR(store_.BringUp(request.sequence_id()));
       HW_RETURN_IF_ERROR(
           store_.PrepareShare(request.sequence_id(), kAllTokens - 1, /*exact=*/false).status());
-      missing = forked.status();
+      // It was there, and is not whole: the first round has not looked yet.
+      refused = round == 0 ? forked.status() : absl::DataLossError(forked.status().message());
     } else {
       return forked;
     }
   }
-  if (missing.ok()) return absl::UnavailableError("there was no room in time for the new sequence");
-  return absl::DataLossError(missing.message());
+  return refused;
 }
 
 // The first answer, to the same request again.
@@ -162,7 +164,10 @@ void SequenceRegistry::RememberFork(const Record& record) {
   const v1::ForkSequenceRequest& request = record.fork.request();
   forks_[{request.sequence_id(), request.request_id()}] = {
       record.request.tenant(), request.lease_ms(), record.fork.response()};
-  if (static_cast<int64_t>(forks_.size()) > options_.max_sequences) forks_.erase(forks_.begin());
+  if (static_cast<int64_t>(forks_.size()) <= options_.max_sequences) return;
+  forks_.erase(std::min_element(forks_.begin(), forks_.end(), [](const auto& a, const auto& b) {
+    return a.second.response.sequence_id() < b.second.response.sequence_id();
+  }));
 }
 
 }  // namespace heavywater

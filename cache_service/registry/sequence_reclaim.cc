@@ -10,11 +10,11 @@
 namespace heavywater {
 
 std::vector<SequenceRegistry::Finished> SequenceRegistry::FinishedSequences(
-    const std::string* tenant) {
+    const std::string* tenant, SequenceId spared) {
   std::vector<Finished> finished;
   for (const auto& [id, record] : records_) {
     if (!record.plans.all_finished() || record.suspended > absl::ZeroDuration()) continue;
-    if (pins_.IsPinned(id)) continue;
+    if (id == spared || pins_.IsPinned(id)) continue;
     if (tenant != nullptr && *tenant != record.request.tenant()) continue;
     finished.push_back({record.last_use, id, store_.SequenceBytes(id), store_.HostBytes(id)});
   }
@@ -51,12 +51,12 @@ absl::Status SequenceRegistry::NameHolders(const absl::Status& full,
                               : absl::ResourceExhaustedError(message);
 }
 
-absl::Status SequenceRegistry::EndFinished(const absl::Status& full) {
+absl::Status SequenceRegistry::EndFinished(const absl::Status& full, SequenceId spared) {
   if (!absl::IsResourceExhausted(full)) return full;
   if (const auto tenant = TenantShortageOf(full); tenant.has_value()) {
-    return EndFinishedOf(*tenant, full);
+    return EndFinishedOf(*tenant, full, spared);
   }
-  const std::vector<Finished> finished = FinishedSequences();
+  const std::vector<Finished> finished = FinishedSequences(nullptr, spared);
   int64_t held = 0;
   for (const Finished& one : finished) held += one.host_bytes;
   const auto shortage = ShortageOf(full);
@@ -74,9 +74,9 @@ absl::Status SequenceRegistry::EndFinished(const absl::Status& full) {
 }
 
 // Of the tenant's own: nobody else's make room in its quota.
-absl::Status SequenceRegistry::EndFinishedOf(const TenantShortage& tenant,
-                                             const absl::Status& full) {
-  const std::vector<Finished> finished = FinishedSequences(&tenant.tenant);
+absl::Status SequenceRegistry::EndFinishedOf(const TenantShortage& tenant, const absl::Status& full,
+                                             SequenceId spared) {
+  const std::vector<Finished> finished = FinishedSequences(&tenant.tenant, spared);
   const auto gain = [&tenant](const Finished& one) {
     return tenant.what == "sequences" ? 1 : one.host_bytes;
   };
@@ -94,10 +94,10 @@ absl::Status SequenceRegistry::EndFinishedOf(const TenantShortage& tenant,
   return absl::OkStatus();
 }
 
-absl::Status SequenceRegistry::MakeRoom(const absl::Status& full) {
+absl::Status SequenceRegistry::MakeRoom(const absl::Status& full, SequenceId spared) {
   if (store_.MakeRoom(full).ok()) return absl::OkStatus();
   MutexLock lock(&mutex_);
-  return EndFinished(full);
+  return EndFinished(full, spared);
 }
 
 void SequenceRegistry::BoundCount() {

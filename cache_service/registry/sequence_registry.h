@@ -121,7 +121,7 @@ class SequenceRegistry {
   // finished sequences, the longest unused first, as far as that helps. OK when it is
   // worth another try. Otherwise nothing is ended, and the result is `full` with what
   // holds the room.
-  absl::Status MakeRoom(const absl::Status& full);
+  absl::Status MakeRoom(const absl::Status& full, SequenceId spared = 0);
 
   // As AdminService says. (sequence_pins.cc)
   absl::StatusOr<v1::PinResponse> Pin(const v1::PinRequest& request);
@@ -251,12 +251,14 @@ class SequenceRegistry {
   static constexpr size_t kMaxEndedPins = 1024;
 
   // The longest unused first; those that nobody has pinned or suspended. Null: of every tenant.
-  std::vector<Finished> FinishedSequences(const std::string* tenant = nullptr)
+  std::vector<Finished> FinishedSequences(const std::string* tenant = nullptr,
+                                          SequenceId spared = 0)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Reclaim(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status EndFinishedOf(const TenantShortage& tenant, const absl::Status& full)
+  absl::Status EndFinishedOf(const TenantShortage& tenant, const absl::Status& full,
+                             SequenceId spared) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status EndFinished(const absl::Status& full, SequenceId spared)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status EndFinished(const absl::Status& full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Open() as far as it goes without more room in the store, which is `store_full` then.
   absl::StatusOr<v1::OpenSequenceResponse> TryOpen(const v1::OpenSequenceRequest& request,
                                                    int num_ranks, const PageGeometry& geometry,

@@ -167,7 +167,8 @@ grpc::ServerUnaryReactor* SequenceService::Truncate(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* SequenceService::Fork(grpc::CallbackServerContext* context,
                                                 const v1::ForkSequenceRequest* request,
                                                 v1::ForkSequenceResponse* response) {
-  if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
+  const ScopedTrace trace(*context);
+  if (const absl::Status open = gate_.CheckNew(); !open.ok()) return Finish(context, open);
   auto forked = registry_.sequences().Fork(*request, access_.ViewerOf(*context));
   if (forked.ok()) {
     LogInfo("sequence forked", {{"sequence", request->sequence_id()},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from typing import Any
 
 import torch
 
 from heavywater.blobs import BlobClient
 from heavywater.engine import DEFAULT_HOST_MEMORY_BYTES, LocalDevice
+from heavywater.errors import HeavywaterError
 from heavywater.hf.attention import NAME, register
 from heavywater.hf.cache import HeavywaterCache
 from heavywater.hf.fingerprint import fingerprint
@@ -136,7 +138,10 @@ def announce_prompts(model_class: Any) -> None:
         generated = generate(self, inputs, *args, **kwargs)
         cache = kwargs.get("past_key_values", kwargs.get("cache"))
         if isinstance(cache, HeavywaterCache) and cache.has_session:
-            cache.commit()
+            try:
+                cache.commit()
+            except HeavywaterError as error:  # the answer is there all the same
+                warnings.warn(f"the session was not committed: {error}", RuntimeWarning, stacklevel=2)
         return generated
 
     announcing._heavywater = True  # type: ignore[attr-defined]

@@ -53,9 +53,7 @@ class Session:
             self._put(f"tail/{number}/{index}", tail)
         manifest = {"format": _FORMAT, "facts": facts, "rows": rows}
         self._put(f"manifest/{number}", json.dumps(manifest).encode())
-        head = f"head/{number % 2}".encode()
-        self._blobs.erase(self._space, [head])
-        self._put(head.decode(), str(number).encode())
+        self._put(f"head/{number % 2}", str(number).encode())
         self._commit = number
         self._forget_before(number - 1, {row["row"] for row in rows}, len(rows))
 
@@ -110,6 +108,8 @@ class Session:
             return
         parts = [data[first : first + _PART_BYTES] for first in range(0, len(data), _PART_BYTES)]
         keys = [key.encode(), *_part_keys(key, len(parts) - 1)]
+        # A value that is there is not replaced: one of a process that ended before its commit would stay.
+        self._blobs.erase(self._space, keys)
         for part_key, stored in self._blobs.put(self._space, dict(zip(keys, parts, strict=True))).items():
             if not stored:
                 raise HeavywaterError(

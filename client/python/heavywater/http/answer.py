@@ -137,6 +137,7 @@ class Answer:
             await self._begin_all()
         except HeavywaterError as error:
             if error.code not in COMPUTE_ANEW:
+                self._turns.put_back(self._asked, self._turn)
                 raise
             await self._leave()
             self._turns.drop(self._turn.held.sequence_id)

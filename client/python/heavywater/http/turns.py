@@ -19,10 +19,7 @@ from heavywater.http.asked import Asked, Prompt
 _REPORT_S = 1.0  # for the ranks' last reports to arrive
 _POLL_S = 0.05
 # What a sequence that cannot go on is refused with: the conversation is computed as a whole.
-COMPUTE_ANEW = (
-    *("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"),
-    *("OUT_OF_RANGE", "ABORTED", "DATA_LOSS"),
-)
+COMPUTE_ANEW = ("NOT_FOUND", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE", "ABORTED", "DATA_LOSS")
 
 
 @dataclass(frozen=True)
@@ -99,6 +96,16 @@ class Turns:
         self._entries.append(_Entry(_owner(asked), text, generation.sequence_id, held, expires_s))
         while len(self._entries) > self._limit:
             self._end(self._entries.pop(0))
+
+    def put_back(self, asked: Asked, turn: Turn) -> None:
+        """What take() gave and the server did not accept just now (it is full, or away)."""
+
+        async def as_it_was() -> Held | None:
+            return turn.held
+
+        expires_s = self._now_s() + self._keep_s
+        held = turn.held
+        self._entries.append(_Entry(_owner(asked), held.text, held.sequence_id, self._run(as_it_was()), expires_s))
 
     def drop(self, sequence_id: int) -> None:
         """Closes a sequence that take() gave and that cannot go on."""
