@@ -210,6 +210,10 @@ absl::Status Cluster::Move(SequenceId id, const HeldRecord& held) {
   // Whether it is ours the publisher finds out: the answer may be what was lost.
   HW_RETURN_IF_ERROR(won.status());
   if (won->has_value()) return absl::OkStatus();
+  // The record has changed: by another service, or by an earlier try of this call whose answer
+  // was lost.
+  HW_ASSIGN_OR_RETURN(const std::optional<HeldRecord> now, directory_.Find(id));
+  if (now.has_value() && now->record.owner() == options_.service) return absl::OkStatus();
   registry_->sequences().GiveUp(id);
   return absl::UnavailableError(absl::StrCat(
       "sequence ", id, " was taken over by another cache service just now, or its own is back"));

@@ -60,10 +60,11 @@ v1::ServiceRecord Cluster::OwnRecord() const {
 }
 
 absl::Status Cluster::NewLease() {
-  HW_ASSIGN_OR_RETURN(lease_, etcd_->Grant(options_.lease));
+  HW_ASSIGN_OR_RETURN(const auto lease, etcd_->Grant(options_.lease));
   registered_.clear();
   const int before = slot_;
-  HW_ASSIGN_OR_RETURN(const int slot, directory_.ClaimSlot(kMaxCacheServices, lease_));
+  HW_ASSIGN_OR_RETURN(const int slot, directory_.ClaimSlot(kMaxCacheServices, lease));
+  lease_ = lease;  // not before: who has one has a slot
   if (slot != before) {
     LogWarn("its slot of sequence ids is another one: a restart uses it",
             {{"uses", before}, {"slot", slot}});

@@ -202,7 +202,9 @@ absl::Status Publisher::Publish(SequenceId id, const SequenceRegistry::Exported&
     const absl::Status put = Put(id, before, record);
     const bool new_copy = record.copy().id() != before.record.copy().id();
     const bool taken = put.ok() && known_.contains(id);
-    if (new_copy) EraseCopy(taken ? before.record : record);
+    // Without an answer the record may name either: none of them goes.
+    const bool unknown = absl::IsUnavailable(put) || absl::IsDeadlineExceeded(put);
+    if (new_copy && !unknown) EraseCopy(taken ? before.record : record);
     HW_RETURN_IF_ERROR(put);
   }
   return copied;

@@ -50,6 +50,7 @@ void PrefixIndex::Remove(SequenceId sequence) {
   if (found == hashes_.end()) return;
   for (const uint64_t hash : found->second) {
     const auto holders = sequences_.find(hash);
+    if (holders == sequences_.end()) continue;  // two of its pages have one hash
     std::erase(holders->second, sequence);
     if (holders->second.empty()) sequences_.erase(holders);
   }

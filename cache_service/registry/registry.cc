@@ -243,7 +243,11 @@ std::vector<SequenceId> Registry::Tick() {
       ++item;
       continue;
     }
-    for (int rank = 0; rank < item->second.num_ranks; ++rank) store_.StopWriter(item->first, rank);
+    // One that came back from another cache service has writers of its own.
+    const bool is_back = sequences_.Export(item->first, /*with_state=*/false).has_value();
+    for (int rank = 0; rank < item->second.num_ranks && !is_back; ++rank) {
+      store_.StopWriter(item->first, rank);
+    }
     ended.Delete(StateKey(StateKind::kRetiring, item->first));
     item = retiring_.erase(item);
   }

@@ -55,6 +55,8 @@ absl::Status SequenceRegistry::Import(SequenceId id, const v1::SequenceState& st
   // has it open.
   own.mutable_request()->clear_group();
   own.mutable_request()->set_epoch(0);
+  // Its pages may have been stored at 8 bits, which a copy does not tell: nobody begins with them.
+  own.mutable_request()->clear_prefix();
   const SequenceId next_id = next_id_;
   const int64_t snapshot_bytes = snapshot_bytes_;
   const absl::Status loaded = LoadSequence(id, own.SerializeAsString());
@@ -71,6 +73,11 @@ absl::Status SequenceRegistry::Import(SequenceId id, const v1::SequenceState& st
   record.earlier_write_ends.clear();
   BoundSnapshots();
   Save(id, record);
+  if (state_ != nullptr) {  // of a life that it had here before
+    StateBatch before;
+    before.Delete(StateKey(StateKind::kRetiring, id));
+    state_->Apply(before);
+  }
   return absl::OkStatus();
 }
 

@@ -3,6 +3,8 @@
 #include <functional>
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
 #include "cache_service/server/unary.h"
@@ -129,6 +131,10 @@ grpc::ServerUnaryReactor* PageStoreService::Reserve(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* PageStoreService::Rest(grpc::CallbackServerContext* context,
                                                  const v1::RestRequest* request,
                                                  v1::RestResponse*) {
+  // Its rank has given up on it, and may have asked for the pages since: then they are in use.
+  if (context->IsCancelled() || absl::FromChrono(context->deadline()) <= absl::Now()) {
+    return Finish(context, absl::DeadlineExceededError("the rank does not wait for it any more"));
+  }
   return Finish(context, handlers_.Rest(*request));
 }
 
