@@ -70,9 +70,11 @@ absl::Status RedisConnection::Authenticate(const RedisEndpoint& endpoint) {
   HW_RETURN_IF_ERROR(Send(command));
   HW_ASSIGN_OR_RETURN(const Reply reply, Receive());
   if (reply->type != REDIS_REPLY_ERROR) return absl::OkStatus();
+  // Its code alone: the rest may repeat what it was sent.
+  const absl::string_view text(reply->str, reply->len);
   return Broken(absl::StrCat(
       "it refuses user \"", endpoint.username.empty() ? "default" : endpoint.username,
-      "\" with the password of redis_password_file: ", absl::string_view(reply->str, reply->len)));
+      "\" with the password of redis_password_file: ", text.substr(0, text.find(' '))));
 }
 
 absl::Status RedisConnection::Broken() const {
