@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from heavywater import Security
 from heavywater.v1 import (
@@ -33,6 +34,8 @@ from heavywater.v1 import (
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("HEAVYWATER_BIN", ROOT / "build/release/bin"))
 START_S = 60.0
+# Of tests: what every change need not wait for.
+takes_long = pytest.mark.skipif(not os.environ.get("HEAVYWATER_ALL"), reason="takes long: deploy/local/test --all")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, cluster
+from cluster import Cluster, cluster, takes_long
 from etcd_server import Etcd
 from heavywater import Client, HeavywaterError
 from heavywater.v1 import common_pb2
@@ -125,6 +125,7 @@ def test_a_second_turn_of_a_suspended_session_whose_node_is_lost_is_the_same_ans
         site.wait_for_copies(0)
 
 
+@takes_long
 def test_turns_go_on_while_etcd_is_away_and_what_was_suspended_meanwhile_outlives_its_node(
     site: Site, long_prompt: list[int]
 ) -> None:
@@ -173,6 +174,7 @@ def _wait_until_told(site: Site, node: Cluster) -> None:
     assert node.cache is not None and node.cache.alive()
 
 
+@takes_long
 def test_without_a_copy_the_text_is_computed_anew_elsewhere(site: Site, long_prompt: list[int]) -> None:
     with ExitStack() as stack:
         lost, other = (site.node(name, 1, remote_copy="none") for name in ("a", "b"))

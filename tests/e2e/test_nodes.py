@@ -7,7 +7,6 @@ streams its pages. tests/README.md says which cases from the field (CASES A10 to
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import Cluster, cluster
+from cluster import Cluster, cluster, takes_long
 from heavywater import Client, HeavywaterError
 from heavywater.v1 import common_pb2
 from nodes import Network, Node, network
@@ -45,8 +44,6 @@ REQUESTS: dict[str, dict[str, object]] = {
 WORKER = {"snapshot_interval_tokens": 12}
 LEASE_MS = 6_000
 Events = dict[int, Callable[[], object]]
-
-takes_long = pytest.mark.skipif(not os.environ.get("HEAVYWATER_ALL"), reason="takes long: deploy/local/test --all")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, cluster
+from cluster import Cluster, cluster, takes_long
 from heavywater import Client, HeavywaterError
 from heavywater.generation import Generation
 from heavywater.v1 import admin_pb2, common_pb2, generation_pb2, sequence_pb2
@@ -186,6 +186,7 @@ def test_a_group_of_another_size_begins_with_the_same_pages(folder: Path, long_p
         assert first.tokens == whole.tokens
 
 
+@takes_long
 def test_a_rank_that_dies_and_a_cache_service_that_restarts_leave_shared_pages_whole(
     folder: Path, long_prompt: list[int]
 ) -> None:

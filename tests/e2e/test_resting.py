@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from cluster import Cluster, cluster, summary, token_ids
+from cluster import Cluster, cluster, summary, takes_long, token_ids
 from heavywater.book import read_book
 from heavywater.client import Client
 from heavywater.eval.haystack import CODE_DIGITS, make_needles
@@ -130,7 +130,7 @@ def prompts(text: list[int]) -> list[list[int]]:
     return [text[80 * number : 80 * number + PROMPT] for number in range(SEQUENCES)]
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=takes_long), 3])
 def test_sequences_together_larger_than_host_memory_all_go_on_to_their_end(
     folder: Path, long_prompt: list[int], size: int
 ) -> None:
