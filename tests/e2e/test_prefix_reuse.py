@@ -191,7 +191,7 @@ def test_a_rank_that_dies_and_a_cache_service_that_restarts_leave_shared_pages_w
     folder: Path, long_prompt: list[int]
 ) -> None:
     prompt = long_prompt[:705]
-    with cluster(folder, 3, cache={"state_dir": folder / "state"}, worker=WORKER) as group:
+    with cluster(folder, 3, cache={"state_dir": folder / "state", "sequence_lease_ms": 15000}, worker=WORKER) as group:
         first = Asked(group, prompt, RECALL, max_new_tokens=60)
         wait_finished(group, first)
         with Client(worker=group.worker_address, cache=group.cache_address) as client:

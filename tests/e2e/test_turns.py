@@ -103,7 +103,9 @@ def test_a_second_turn_on_a_suspended_session_after_a_restart_of_everything_is_t
     folder: Path, long_prompt: list[int], ranks: int, policy: common_pb2.PolicyOptions, sampling: dict[str, float]
 ) -> None:
     question = long_prompt[400:425]
-    with cluster(folder, ranks, cache={"state_dir": folder / "state"}, worker=OFTEN) as group:
+    with cluster(
+        folder, ranks, cache={"state_dir": folder / "state", "sequence_lease_ms": 15000}, worker=OFTEN
+    ) as group:
         talks = [Conversation(group, long_prompt[:150], policy, **sampling) for _ in range(2)]
         answers = [talk.say(FIRST) for talk in talks]
         assert answers[0] == answers[1]
