@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, cluster
+from cluster import Cluster, cluster, takes_long
 from heavywater import Client, HeavywaterError
 from test_prefix_reuse import Asked, _expect_empty, _host, wait_finished
 from test_turns import BOUNDED, FULL, RECALL, Conversation
@@ -38,7 +38,11 @@ def _wait_until_it_is_heard_of(group: Cluster, prompt: list[int]) -> None:
         client.close(probe.sequence)
 
 
-@pytest.mark.parametrize(("ranks", "policy"), [(3, BOUNDED), (3, RECALL), (1, FULL)], ids=["bounded", "recall", "full"])
+@pytest.mark.parametrize(
+    ("ranks", "policy"),
+    [pytest.param(3, BOUNDED, marks=takes_long), (3, RECALL), (1, FULL)],
+    ids=["bounded", "recall", "full"],
+)
 def test_both_go_on_as_one_that_was_never_forked(
     folder: Path, long_prompt: list[int], ranks: int, policy: object
 ) -> None:

@@ -74,7 +74,13 @@ def _expect_empty(group: Cluster, sequences: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "policy", "reused"),
-    [(3, BOUNDED, 640), (3, RECALL, 640), (1, RECALL, 640), (1, STREAMING, 704), (1, FULL, 704)],
+    [
+        (3, BOUNDED, 640),
+        (3, RECALL, 640),
+        pytest.param(1, RECALL, 640, marks=takes_long),
+        pytest.param(1, STREAMING, 704, marks=takes_long),
+        (1, FULL, 704),
+    ],
     ids=["bounded", "recall", "one-rank", "streaming", "full"],
 )
 def test_a_prompt_that_begins_as_a_stored_one_gets_the_same_answer(

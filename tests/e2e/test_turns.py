@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import Cluster, cluster
+from cluster import Cluster, cluster, takes_long
 from heavywater import Client, HeavywaterError
 from heavywater.sets import SequenceSet
 from heavywater.v1 import admin_pb2, common_pb2, sequence_pb2
@@ -96,7 +96,13 @@ def _client(group: Cluster) -> Client:
 
 @pytest.mark.parametrize(
     ("ranks", "policy", "sampling"),
-    [(3, BOUNDED, {}), (3, RECALL, {}), (1, RECALL, {}), (1, FULL, {}), (3, RECALL, {"temperature": 0.8, "seed": 5})],
+    [
+        (3, BOUNDED, {}),
+        pytest.param(3, RECALL, {}, marks=takes_long),
+        pytest.param(1, RECALL, {}, marks=takes_long),
+        (1, FULL, {}),
+        (3, RECALL, {"temperature": 0.8, "seed": 5}),
+    ],
     ids=["bounded", "recall", "one-rank", "full", "sampled"],
 )
 def test_a_second_turn_on_a_suspended_session_after_a_restart_of_everything_is_the_same_answer(
