@@ -20,8 +20,6 @@ constexpr int64_t kBatchBytes = 4 << 20;
 // Others may take what was made free.
 constexpr int kRoomTries = 8;
 
-uint32_t CrcOf(std::span<const std::byte> bytes) { return Crc32c(bytes); }
-
 absl::Status CheckPart(const v1::CopiedPart& part, int num_ranks, const PageGeometry& geometry,
                        int64_t max_tokens) {
   if (part.rank() >= 0 && part.rank() < num_ranks && part.first_kv_head() >= 0 &&
@@ -105,7 +103,7 @@ absl::Status SequenceCopier::CopyPartOut(const Pages& pages, const WrittenPart& 
     const size_t used = static_cast<size_t>(rows.num_positions * pages.geometry.row_bytes);
     HW_RETURN_IF_ERROR(store_.Read(rows, bytes.first(used)));
     std::memset(bytes.data() + used, 0, bytes.size() - used);
-    copies.push_back({key, bytes, CrcOf(bytes)});
+    copies.push_back({key, bytes, Crc32c(bytes)});
     copy->set_pages(copy->pages() + 1);
     copy->set_bytes(copy->bytes() + page_bytes);
     return copies.size() == batch ? send() : absl::OkStatus();
@@ -142,7 +140,7 @@ absl::StatusOr<v1::CopyRecord> SequenceCopier::CopyOut(SequenceId id, const std:
   }
   const std::string bytes = state.SerializeAsString();
   copy.set_state_bytes(static_cast<int64_t>(bytes.size()));
-  copy.set_state_crc32c(CrcOf(std::as_bytes(std::span<const char>(bytes))));
+  copy.set_state_crc32c(Crc32c(std::as_bytes(std::span<const char>(bytes))));
   copy.set_bytes(copy.bytes() + copy.state_bytes());
   HW_RETURN_IF_ERROR(copies_.PutState(name, bytes, ttl));
   const auto after = sequences_.Export(id, /*with_state=*/false);

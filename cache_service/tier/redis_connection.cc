@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 
@@ -31,6 +32,15 @@ absl::StatusOr<std::string> ReadPassword(const std::string& path) {
 }
 
 }  // namespace
+
+absl::Status FromReply(const redisReply& reply) {
+  if (reply.type != REDIS_REPLY_ERROR) return absl::OkStatus();
+  const std::string text = absl::StrCat("redis: ", std::string(reply.str, reply.len));
+  if (absl::StartsWith(absl::string_view(reply.str, reply.len), "OOM")) {
+    return absl::ResourceExhaustedError(text);
+  }
+  return absl::FailedPreconditionError(text);
+}
 
 absl::Status CheckRedisEndpoint(const RedisEndpoint& endpoint) {
   HW_RETURN_IF_ERROR(RedisTls::Check(endpoint.tls));

@@ -28,6 +28,10 @@ struct RedisEndpoint {
 // INVALID_ARGUMENT naming a field or file that cannot be used.
 absl::Status CheckRedisEndpoint(const RedisEndpoint& endpoint);
 
+// Of an answer that is an error: the connection is good, the command was not taken.
+// RESOURCE_EXHAUSTED: Redis has no memory left; else FAILED_PRECONDITION.
+absl::Status FromReply(const redisReply& reply);
+
 // Used by one thread at a time. After an error it is of no use any more.
 class RedisConnection {
  public:

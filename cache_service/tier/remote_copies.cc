@@ -4,7 +4,6 @@
 #include <csignal>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/status.h"
@@ -24,15 +23,6 @@ std::string NameOf(const std::string& copy) {
 
 std::string PageField(const PageKey& key) { return "p" + StoredKey(key); }
 std::string ChunkField(size_t chunk) { return absl::StrCat("s", chunk); }
-
-absl::Status FromReply(const redisReply& reply) {
-  if (reply.type != REDIS_REPLY_ERROR) return absl::OkStatus();
-  const std::string text = absl::StrCat("redis: ", std::string(reply.str, reply.len));
-  if (absl::StartsWith(absl::string_view(reply.str, reply.len), "OOM")) {
-    return absl::ResourceExhaustedError(text);
-  }
-  return absl::FailedPreconditionError(text);
-}
 
 struct Field {
   std::string name;

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
@@ -21,16 +20,6 @@ constexpr char kName[] = "remote";
 // In one exchange: what a connection holds in memory, twice for a moment.
 constexpr size_t kMaxBytesInFlight = 4 << 20;
 constexpr size_t kMaxKeysInFlight = 512;
-
-// An error that Redis answers: the connection is good, the command was not taken.
-absl::Status FromReply(const redisReply& reply) {
-  if (reply.type != REDIS_REPLY_ERROR) return absl::OkStatus();
-  const std::string text = absl::StrCat("redis: ", std::string(reply.str, reply.len));
-  if (absl::StartsWith(absl::string_view(reply.str, reply.len), "OOM")) {
-    return absl::ResourceExhaustedError(text);
-  }
-  return absl::FailedPreconditionError(text);
-}
 
 class RemoteTier final : public LowerTier {
  public:

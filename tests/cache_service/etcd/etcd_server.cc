@@ -1,11 +1,8 @@
 #include "tests/cache_service/etcd/etcd_server.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <netinet/in.h>
-#include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -16,46 +13,17 @@
 namespace heavywater {
 namespace {
 
-sockaddr_in Loopback(int port) {
+// It listens for clients once it has a leader: itself.
+bool Listens(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   address.sin_port = htons(static_cast<uint16_t>(port));
-  return address;
-}
-
-int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = Loopback(0);
-  socklen_t bytes = sizeof(address);
-  int port = 0;
-  if (bind(fd, reinterpret_cast<sockaddr*>(&address), bytes) == 0 &&
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0) {
-    port = ntohs(address.sin_port);
-  }
-  close(fd);
-  return port;
-}
-
-// It listens for clients once it has a leader: itself.
-bool Listens(int port) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  const sockaddr_in address = Loopback(port);
   const bool connected =
       connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
   close(fd);
   return connected;
-}
-
-[[noreturn]] void Execute(std::vector<std::string> arguments) {
-  const int null = open("/dev/null", O_RDWR);
-  dup2(null, STDOUT_FILENO);
-  dup2(null, STDERR_FILENO);
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
-  execvp("etcd", pointers.data());
-  _exit(127);
 }
 
 }  // namespace
@@ -89,36 +57,13 @@ bool EtcdServer::StartAgain(std::string* reason) {
       // It elects itself sooner.
       "--heartbeat-interval=50", "--election-timeout=250"};
   arguments.insert(arguments.end(), options_.begin(), options_.end());
-  pid_ = fork();
-  if (pid_ == 0) Execute(std::move(arguments));
-  for (int tries = 0; tries < 400; ++tries) {
-    int status = 0;
-    if (waitpid(pid_, &status, WNOHANG) == pid_) {
-      pid_ = 0;
-      const bool missing = WIFEXITED(status) && WEXITSTATUS(status) == 127;
-      *reason = missing ? "etcd is not installed" : "etcd did not start";
-      return false;
-    }
-    if (Listens(port_)) return true;
-    usleep(50'000);
-  }
-  *reason = absl::StrCat("etcd does not listen on port ", port_);
-  return false;
+  return process_.Start(
+      arguments, [this] { return Listens(port_); }, reason);
 }
 
 EtcdServer::~EtcdServer() {
   Kill();
   std::filesystem::remove_all(folder_);
 }
-
-void EtcdServer::Kill() {
-  if (pid_ <= 0) return;
-  kill(pid_, SIGKILL);
-  waitpid(pid_, nullptr, 0);
-  pid_ = 0;
-}
-
-void EtcdServer::Pause() { kill(pid_, SIGSTOP); }
-void EtcdServer::Continue() { kill(pid_, SIGCONT); }
 
 }  // namespace heavywater

@@ -1,11 +1,11 @@
 // A real etcd for tests, on free ports of this machine, with a folder of its own.
 #pragma once
 
-#include <sys/types.h>
-
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "tests/cache_service/child_server.h"
 
 namespace heavywater {
 
@@ -17,10 +17,10 @@ class EtcdServer {
                                            std::vector<std::string> options = {});
   ~EtcdServer();
 
-  void Kill();                           // kill -9
   bool StartAgain(std::string* reason);  // with what it had, at the same address
-  void Pause();                          // it lives, and answers nothing
-  void Continue();
+  void Kill() { process_.Kill(); }
+  void Pause() { process_.Pause(); }
+  void Continue() { process_.Continue(); }
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
 
@@ -31,7 +31,7 @@ class EtcdServer {
   const int peer_port_;
   const std::string folder_;
   const std::vector<std::string> options_;
-  pid_t pid_ = 0;
+  ChildServer process_;
 };
 
 }  // namespace heavywater

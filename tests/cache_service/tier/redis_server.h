@@ -1,13 +1,12 @@
 // A real Redis for tests, on a free port of this machine.
 #pragma once
 
-#include <sys/types.h>
-
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cache_service/tier/redis_connection.h"
+#include "tests/cache_service/child_server.h"
 
 namespace heavywater {
 
@@ -23,17 +22,17 @@ class RedisServer {
                                             RedisEndpoint caller, int port = 0);
   ~RedisServer();
 
-  void Kill();   // kill -9
-  void Pause();  // it lives, and answers nothing
-  void Continue();
+  void Kill() { process_.Kill(); }
+  void Pause() { process_.Pause(); }
+  void Continue() { process_.Continue(); }
 
   int port() const { return port_; }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
 
  private:
-  RedisServer(pid_t pid, int port, std::string folder);
+  RedisServer(int port, std::string folder);
 
-  pid_t pid_;
+  ChildServer process_;
   const int port_;
   const std::string folder_;
 };
