@@ -39,6 +39,12 @@ absl::Status AsUnavailable(const absl::Status& status) {
       absl::StrCat("the cache service cannot open a sequence: ", status.message()));
 }
 
+// Of the caller's trace, for so long.
+void Begin(grpc::ClientContext& context, absl::Duration timeout) {
+  SendTrace(context);
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+}
+
 }  // namespace
 
 SequenceClient::SequenceClient(CacheLink* link)
@@ -86,9 +92,8 @@ absl::StatusOr<OpenedSequence> SequenceClient::OpenOnce(const SequenceToOpen& se
     request.mutable_prefix()->set_max_tokens(prefix.max_tokens);
   }
   grpc::ClientContext context;
-  SendTrace(context);
   const bool may_wait = prefix.max_tokens > 0;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + (may_wait ? kReopenTimeout : kTimeout)));
+  Begin(context, may_wait ? kReopenTimeout : kTimeout);
   v1::OpenSequenceResponse response;
   const absl::Time sent = link_->clock().Now();
   const absl::Status status = FromGrpcStatus(stub_->Open(&context, request, &response));
@@ -106,8 +111,7 @@ absl::StatusOr<v1::Sequence> SequenceClient::Get(SequenceId id) {
   request.set_sequence_id(id);
   request.set_first_token(std::numeric_limits<Position>::max());  // none: it is known how many
   grpc::ClientContext context;
-  SendTrace(context);
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  Begin(context, kTimeout);
   v1::Sequence response;
   const absl::Status status = FromGrpcStatus(stub_->Get(&context, request, &response));
   link_->Note(status);
@@ -133,8 +137,7 @@ absl::StatusOr<OpenedSequence> SequenceClient::Reopen(SequenceId id, const Seque
   request.set_extends(extends);
   request.mutable_tokens()->Assign(text.begin(), text.end());
   grpc::ClientContext context;
-  SendTrace(context);
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kReopenTimeout));
+  Begin(context, kReopenTimeout);
   v1::ReopenSequenceResponse response;
   const absl::Time sent = link_->clock().Now();
   const absl::Status status = FromGrpcStatus(stub_->Reopen(&context, request, &response));
@@ -164,7 +167,7 @@ absl::Status SequenceClient::ReportUntouched(const OpenedSequence& opened, int r
   report.set_incarnation(opened.incarnation);
   report.set_finished(true);
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  Begin(context, kTimeout);
   v1::ReportPlanResponse response;
   return FromGrpcStatus(group_stub_->ReportPlan(&context, request, &response));
 }
@@ -180,7 +183,7 @@ void SequenceClient::GiveBack(const OpenedSequence& opened, absl::Duration suspe
     request.set_sequence_id(opened.id);
     request.set_ttl_ms(std::max<int64_t>(1, absl::ToInt64Milliseconds(suspended)));
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+    Begin(context, kTimeout);
     v1::SuspendSequenceResponse response;
     status = FromGrpcStatus(stub_->Suspend(&context, request, &response));
   }
@@ -203,8 +206,7 @@ void SequenceClient::Close(SequenceId sequence) {
   request.set_sequence_id(sequence);
   request.set_request_id(absl::StrCat(link_->options().instance, "/close/", sequence));
   grpc::ClientContext context;
-  SendTrace(context);
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
+  Begin(context, kTimeout);
   v1::CloseSequenceResponse response;
   const absl::Status status = FromGrpcStatus(stub_->Close(&context, request, &response));
   link_->Note(status);
