@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator
 
 import grpc
 import httpx
+import numpy as np
 import openai
 import pytest
-from client_fakes import FakeServers, fake_servers
+from client_fakes import FakeServers, fake_servers, logits_of
 from heavywater.http.options import HttpOptions
 from heavywater.http.server import HttpServer
 from heavywater.model import Model
@@ -67,6 +69,7 @@ def test_a_completion_has_text_reason_usage_and_figures(api: openai.OpenAI, serv
     assert (choice.text, choice.finish_reason) == ("bcde", "length")
     usage = answer.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (3, 4, 7)
+    assert usage.prompt_tokens_details.cached_tokens == 0
     assert choice.heavywater["policy"] == "h2o"
     assert (choice.heavywater["seed"], choice.heavywater["tokens_seen"]) == (9, 6)
     (request,) = servers.worker.requests
@@ -164,6 +167,7 @@ def test_a_chats_stream_names_the_role_and_counts_when_asked(api: openai.OpenAI)
         assert len("".join(choice.delta.content or "" for choice in mine)) >= 3
         assert mine[-1].finish_reason == "length"
     assert (last.choices, last.usage.completion_tokens) == ([], 6)
+    assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in chunks[2:])
 
 
 def test_a_stop_string_ends_the_answer_and_the_generation(api: openai.OpenAI, servers: FakeServers) -> None:
@@ -187,6 +191,28 @@ def test_logprobs_are_those_of_the_tokens_drawn(api: openai.OpenAI) -> None:
     for index in (0, 1):  # offsets count on from chunk to chunk
         mine = [chunk.choices[0].logprobs.text_offset for chunk in chunks if chunk.choices[0].index == index]
         assert [offset for offsets in mine for offset in offsets] == [0, 1, 2, 3]
+
+
+def test_the_likeliest_tokens_come_with_their_logprobs(api: openai.OpenAI, servers: FakeServers) -> None:
+    content = (
+        api.chat.completions.create(**CHAT, max_tokens=2, logprobs=True, top_logprobs=3).choices[0].logprobs.content
+    )
+    for one in content:
+        found = [other.logprob for other in one.top_logprobs]
+        assert len(found) == 3
+        assert found == sorted(found, reverse=True)
+        assert sum(map(math.exp, found)) <= 1
+    request = servers.worker.requests[-1]
+    wanted = logits_of(request.policy.policy, len(request.text)).astype(float)
+    assert content[0].top_logprobs[0].logprob == pytest.approx(wanted.max() - math.log(np.exp(wanted).sum()))
+    tops = api.completions.create(**TEXT, logprobs=2).choices[0].logprobs.top_logprobs
+    assert [len(top) for top in tops] == [2] * 4
+    assert api.completions.create(**TEXT, logprobs=0).choices[0].logprobs.top_logprobs is None
+    assert not servers.worker.requests[-1].return_logits  # many bytes, for nothing
+
+
+def test_as_many_as_the_best_of_are_all_of_them(api: openai.OpenAI) -> None:
+    assert len(api.completions.create(**TEXT, n=2, best_of=2).choices) == 2
 
 
 @pytest.mark.parametrize("field", ["top_p", "temperature"])
@@ -231,7 +257,9 @@ def test_an_answer_goes_on_after_a_worker_has_died(api: openai.OpenAI, servers: 
         ("completions", {"stop": ["a"] * 17}, "stop"),
         ("completions", {"stop": [1]}, "stop"),
         ("completions", {"echo": True}, "echo"),
-        ("completions", {"logprobs": 3}, "logprobs"),
+        ("completions", {"logprobs": 6}, "logprobs"),
+        ("completions", {"logprobs": True}, "logprobs"),
+        ("completions", {"best_of": 2}, "best_of"),
         ("completions", {"stream": "yes"}, "stream"),
         ("completions", {"stream_options": {"other": 1}}, "stream_options.other"),
         ("completions", {"frequency_penalty": 0.5}, "frequency_penalty"),
@@ -257,6 +285,7 @@ def test_an_answer_goes_on_after_a_worker_has_died(api: openai.OpenAI, servers: 
         ("chat/completions", {"tools": [{"type": "function"}]}, "tools"),
         ("chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
         ("chat/completions", {"top_logprobs": 2}, "top_logprobs"),
+        ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ],
 )
 def test_what_is_wrong_is_refused_by_the_fields_name(

@@ -15,6 +15,7 @@ from heavywater.errors import HeavywaterError
 from heavywater.generation import Token
 from heavywater.http.asked import Asked, Prompt
 from heavywater.http.figures import figures_of
+from heavywater.http.logprobs import Drawn, drawn
 from heavywater.http.stops import StopMatcher
 from heavywater.http.turns import COMPUTE_ANEW, Turn, Turns
 
@@ -31,10 +32,11 @@ class Piece:
 
     choice: int
     text: str
-    tokens: tuple[Token, ...] = ()  # of this piece, for their log-probabilities
+    tokens: tuple[Drawn, ...] = ()  # of this piece
     finish_reason: str | None = None
     figures: dict[str, object] | None = None  # of the last piece
     prompt_tokens: int = 0  # likewise
+    cached_tokens: int = 0  # of these, not computed again
     new_tokens: int = 0
 
 
@@ -60,7 +62,7 @@ class _Choice:
 
     generation: Generation
     accepted: asyncio.Task[int]
-    tokens: list[Token] = field(default_factory=list)  # that no piece has carried yet
+    tokens: list[Drawn] = field(default_factory=list)  # that no piece has carried yet
     new_tokens: int = 0
     last: Token | None = None
     text: str = ""  # of all pieces, for the next turn
@@ -187,6 +189,7 @@ class Answer:
             top_k=self._asked.top_k,
             seed=(self._asked.seed + number) % 2**64,
             ignore_eos=self._asked.ignore_eos,
+            return_logits=self._asked.likeliest > 0,
             tenant=self._asked.tenant,
         )
         return _Choice(generation, asyncio.create_task(generation.wait_accepted()))
@@ -203,7 +206,7 @@ class Answer:
         async for token in choice.generation:
             choice.last = token
             choice.new_tokens += 1
-            choice.tokens.append(token)
+            choice.tokens.append(drawn(token, self._asked.likeliest))
             choice.text += token.text
             text = stops.feed(token.text)
             if stops.stopped:
@@ -216,21 +219,24 @@ class Answer:
         reason = _REASONS.get(choice.generation.summary.finish_reason, "stop")
         yield self._finished(index, stops.rest(), reason)
 
-    def _taken(self, choice: _Choice) -> tuple[Token, ...]:
+    def _taken(self, choice: _Choice) -> tuple[Drawn, ...]:
         tokens, choice.tokens = tuple(choice.tokens), []
         return tokens
 
     def _finished(self, index: int, text: str, reason: str) -> Piece:
         choice = self._choices[index]
         prompt_tokens = choice.last.counts.tokens_seen - choice.last.index if choice.last else 0
+        figures = figures_of(choice.generation, choice.last, (self._asked.seed + index % self._asked.n) % 2**64)
+        continued = len(self._turn.held.tokens) if self._turn else 0
+        reused = choice.generation.summary.prefix_tokens_reused if choice.generation.finished else 0
         return Piece(
             index,
             text,
             self._taken(choice),
             reason,
-            figures_of(choice.generation, choice.last, (self._asked.seed + index % self._asked.n) % 2**64)
-            | {"continued_tokens": len(self._turn.held.tokens) if self._turn else 0},
+            figures | {"continued_tokens": continued},
             prompt_tokens,
+            min(continued + reused, prompt_tokens),
             choice.new_tokens,
         )
 

@@ -21,7 +21,16 @@ _MAX_STOP_CHARACTERS = 256
 _MAX_TENANT_BYTES = 128
 _LEAST_FLOAT = 1.2e-38  # of 32 bits, as the API's
 _DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI's
-_IGNORED = ("metadata", "store", "service_tier", "parallel_tool_calls", "prompt_cache_key", "safety_identifier")
+_MAX_COMPLETION_LOGPROBS, _MAX_CHAT_LOGPROBS = 5, 20  # likewise
+_IGNORED = (
+    "metadata",
+    "store",
+    "service_tier",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+)
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -43,6 +52,7 @@ class Asked:
     stream: bool
     include_usage: bool
     logprobs: bool
+    likeliest: int  # of each token, with their log-probabilities
     policy: common_pb2.PolicyOptions | None
     tenant: str
     keep: bool  # the sequences stay until their leases end
@@ -61,12 +71,12 @@ def asked_completion(values: dict[str, Any], options: HttpOptions) -> Asked:
     fields = Fields(values)
     prompts = _prompts(fields.take("prompt"))
     max_tokens = fields.integer("max_tokens", 1, _MAX_TOKENS) or _DEFAULT_COMPLETION_TOKENS
-    fields.want("logprobs", 0, False)
-    logprobs = fields.take("logprobs") is not None and fields.take("logprobs") is not False
+    off = fields.take("logprobs") is False
+    likeliest = None if off else fields.integer("logprobs", 0, _MAX_COMPLETION_LOGPROBS)
     fields.want("echo", False)
     fields.want("suffix", "")
-    fields.want("best_of", 1)
-    return _asked(fields, options, prompts=prompts, max_tokens=max_tokens, logprobs=logprobs)
+    fields.want("best_of", 1, fields.take("n"))  # the best of as many as are wanted are all of them
+    return _asked(fields, options, prompts=prompts, max_tokens=max_tokens, likeliest=likeliest)
 
 
 def asked_chat(values: dict[str, Any], options: HttpOptions) -> Asked:
@@ -76,13 +86,17 @@ def asked_chat(values: dict[str, Any], options: HttpOptions) -> Asked:
     max_tokens = fields.integer("max_completion_tokens", 1, _MAX_TOKENS)
     older = fields.integer("max_tokens", 1, _MAX_TOKENS)
     logprobs = fields.boolean("logprobs")
-    fields.want("top_logprobs", 0)
+    likeliest = fields.integer("top_logprobs", 0, _MAX_CHAT_LOGPROBS) or 0
+    if likeliest and not logprobs:
+        raise invalid("top_logprobs", f"is {likeliest}, which wants logprobs to be true")
     fields.want("tools", [])
     fields.want("functions", [])
     fields.want("tool_choice", "none", "auto")
     fields.want("response_format", {"type": "text"})
     fields.want("modalities", ["text"])
-    return _asked(fields, options, messages=messages, max_tokens=max_tokens or older, logprobs=logprobs)
+    return _asked(
+        fields, options, messages=messages, max_tokens=max_tokens or older, likeliest=likeliest if logprobs else None
+    )
 
 
 def _asked(
@@ -92,9 +106,9 @@ def _asked(
     prompts: tuple[Prompt, ...] = (),
     messages: tuple[dict[str, str], ...] = (),
     max_tokens: int | None,
-    logprobs: bool,
+    likeliest: int | None,
 ) -> Asked:
-    """What both have in common."""
+    """What both have in common. `likeliest`: None without log-probabilities."""
     fields.ignore(*_IGNORED)
     fields.want("presence_penalty", 0, 0.0)
     fields.want("frequency_penalty", 0, 0.0)
@@ -131,7 +145,8 @@ def _asked(
         ignore_eos=fields.boolean("ignore_eos"),
         stream=stream,
         include_usage=include_usage,
-        logprobs=logprobs,
+        logprobs=likeliest is not None,
+        likeliest=likeliest or 0,
         policy=policy,
         tenant=tenant,
         keep=keep,

@@ -6,11 +6,10 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
-from heavywater.generation import Token
 from heavywater.http.answer import Piece
 from heavywater.http.asked import Asked
+from heavywater.http.logprobs import Drawn, of_chat, of_completion
 from heavywater.model import Model
 from heavywater.version import __version__
 
@@ -54,21 +53,24 @@ class Shape:
         choice["logprobs"] = self._logprobs(piece.choice, piece.tokens)
         if piece.figures is not None:
             choice["heavywater"] = piece.figures
-        return self._chunk(choice)
+        # A client that asked for the count finds the field in every chunk, as at OpenAI.
+        return self._chunk(choice) | ({"usage": None} if self.asked.include_usage else {})
 
     def usage_chunk(self, pieces: Sequence[Piece]) -> dict[str, object]:
         """The last of a stream that was asked to count."""
         return {**self._chunk(), "usage": self.usage(pieces)}
 
-    def usage(self, pieces: Sequence[Piece]) -> dict[str, int]:
+    def usage(self, pieces: Sequence[Piece]) -> dict[str, object]:
         """A prompt counts once, however many answers it gets."""
         last = [piece for piece in pieces if piece.finish_reason is not None]
-        prompt_tokens = sum(piece.prompt_tokens for piece in last if piece.choice % self.asked.n == 0)
+        first = [piece for piece in last if piece.choice % self.asked.n == 0]
+        prompt_tokens = sum(piece.prompt_tokens for piece in first)
         new_tokens = sum(piece.new_tokens for piece in last)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": new_tokens,
             "total_tokens": prompt_tokens + new_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(piece.cached_tokens for piece in first)},
         }
 
     def _heading(self, kind: str) -> dict[str, object]:
@@ -98,23 +100,11 @@ class Shape:
             choice["text"] = text
         return choice
 
-    def _logprobs(self, choice: int, tokens: Sequence[Token]) -> dict[str, object] | None:
-        """Of the tokens that were drawn, at temperature 1; of no others."""
+    def _logprobs(self, choice: int, tokens: Sequence[Drawn]) -> dict[str, object] | None:
+        """At temperature 1; in a stream, of this piece's tokens."""
         if not self.asked.logprobs:
             return None
-        texts = [self.served.decode([token.token]) for token in tokens]
         if self.asked.is_chat:
-            return {
-                "content": [
-                    {"token": text, "logprob": token.logprob, "bytes": list(text.encode()), "top_logprobs": []}
-                    for text, token in zip(texts, tokens, strict=True)
-                ]
-            }
-        offsets = list(accumulate(map(len, texts), initial=self._offsets.get(choice, 0)))
-        self._offsets[choice] = offsets.pop()
-        return {
-            "tokens": texts,
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": None,
-            "text_offset": offsets,
-        }
+            return of_chat(tokens, self.served.decode)
+        logprobs, self._offsets[choice] = of_completion(tokens, self.served.decode, self._offsets.get(choice, 0))
+        return logprobs
