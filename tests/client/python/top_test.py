@@ -130,8 +130,29 @@ def test_what_does_not_fit_is_left_out_and_nothing_is_cut(width: int) -> None:
     if width >= 80:
         assert "…" not in text
         assert "1883251548346496" in text
-        assert "tokens/s" in text
+        assert "tok/s" in text
     assert ("lease" in text) == (width >= 130)
+
+
+def test_a_narrow_screen_still_shows_where_tokens_are() -> None:
+    one = sample(1.0, [sequence(1883251548346496, 3400, policy="snapkv_h2o")], rank(1, 1, 1))
+    (line,) = [line for line in drawn(one, width=80).splitlines() if "1883251548346496" in line]
+    assert "█" * 7 in line
+    assert "snapkv_h2o + recall" in line
+
+
+def test_the_heading_breaks_where_it_makes_sense_and_is_counted() -> None:
+    sequences = [sequence(number, 9) for number in range(100)]
+    before, after = sample(1.0, sequences, rank(0, 0, 0)), sample(2.0, sequences, rank(1, 1, 1))
+    text = drawn(after, before=before, width=80, height=24)
+    assert len(text.splitlines()) <= 24
+    assert [line.split()[0] for line in text.splitlines()[:2]] == ["heavywater", "1.0"]
+
+
+def test_an_empty_service_says_what_would_be_there() -> None:
+    text = drawn(sample(1.0, []), width=80)
+    assert "heavywater generate and heavywater chat" in text
+    assert "--metrics HOST:PORT" in text
 
 
 def test_more_sequences_than_lines_are_counted() -> None:

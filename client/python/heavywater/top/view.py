@@ -18,9 +18,13 @@ from heavywater.top.sample import RankSample, Sample
 from heavywater.v1 import admin_pb2, sequence_pb2
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_BAR = 16
+_BAR, _SHORT_BAR = 16, 7
+_NARROW_POLICY = 19
+_NARROW = 100  # columns of a screen that has less room for bars and names
 _GAP, _FRAME = 2, 4  # between columns, and around a table
 _HISTORY = 32
+_NO_RANKS = "ranks: not seen without --metrics HOST:PORT,... (heavywater serve prints them)"
+_NO_SEQUENCES = "none now; heavywater generate and heavywater chat make some"
 RESIDENT, DEMOTED, DROPPED, REST = "green", "blue", "red", "bright_black"
 _MISSING = 0.05  # of attention: more may change an answer
 _HIGH, _MIDDLE = 0.9, 0.75  # of a bar that fills: red, yellow
@@ -38,22 +42,26 @@ class View:
 
     def draw(self, sample: Sample, rates: Rates, height: int, width: int, problem: str = "") -> RenderableType:
         """At most `height` lines: what does not fit of the sequences is counted. A narrow screen has fewer columns."""
-        above: list[RenderableType] = [
-            self._heading(sample, rates, problem),
-            _panel(_tiers(sample.stats.tiers, width), "tiers"),
-        ]
-        lines = 2 + len(sample.stats.tiers) + 3
+        heading = self._heading(sample, rates, width, problem)
+        tiers = _panel(_tiers(sample.stats.tiers, width), "tiers")
+        above: list[RenderableType] = [heading, tiers]
+        lines = heading.plain.count("\n") + 1 + len(sample.stats.tiers) + 3
         if sample.ranks:
             above.append(_panel(_ranks(sample, rates, width), "ranks"))
             lines += len(sample.ranks) + 3
+        else:
+            above.append(Text(_NO_RANKS, style=REST, no_wrap=True, overflow="ellipsis"))
+            lines += 1
         room = max(1, height - lines - 4)
         shown = sample.sequences[:room]
         hidden = sample.stats.sequences - len(shown)
         title = f"sequences ({hidden} more)" if hidden > 0 else "sequences"
-        table: RenderableType = _sequences(shown, rates, width) if shown else Text("none", style=REST)
-        return Group(*above, _panel(table, title))
+        if not shown:
+            return Group(*above, _panel(Text(_NO_SEQUENCES, style=REST), title))
+        return Group(*above, _panel(_sequences(shown, rates, width), title))
 
-    def _heading(self, sample: Sample, rates: Rates, problem: str) -> Text:
+    def _heading(self, sample: Sample, rates: Rates, width: int, problem: str) -> Text:
+        """Lines that fit, as far as they have no problem to tell."""
         stats = sample.stats
         running = sum(not one.finished for one in sample.sequences)
         line = Text.assemble(
@@ -64,19 +72,30 @@ class View:
             (f"({running} running)", "bold" if running else REST),
         )
         if sample.ranks:
-            line.append(f"   {rates.total_tokens_per_s:.1f} tokens/s ", style="bold")
-            line.append(_spark(self._history), style="cyan")
-            first = rates.ranks[0]
-            if first.step_ms:
-                line.append(f"  step {first.step_ms:.0f} ms", style=REST)
-            for rank in sample.ranks:
-                if not rank.cache_up:
-                    problem = problem or f"the rank at {rank.address} cannot reach the cache service"
-                if rank.error:
-                    problem = problem or f"no metrics from {rank.address}: {rank.error}"
+            speed = self._speed(rates)
+            line.append("   " if line.cell_len + 3 + speed.cell_len <= width else "\n")
+            line.append_text(speed)
+            problem = problem or _problem_of(sample.ranks)
         if problem:
             line.append(f"\n{problem}", style="bold red")
         return line
+
+    def _speed(self, rates: Rates) -> Text:
+        speed = Text.assemble((f"{rates.total_tokens_per_s:,.1f} tokens/s ", "bold"), (_spark(self._history), "cyan"))
+        first = rates.ranks[0]
+        if first.step_ms:
+            speed.append(f"  step {first.step_ms:.0f} ms", style=REST)
+        return speed
+
+
+def _problem_of(ranks: Sequence[RankSample]) -> str:
+    """The first rank that something is wrong with."""
+    for rank in ranks:
+        if rank.error:
+            return f"no metrics from {rank.address}: {rank.error}"
+        if not rank.cache_up:
+            return f"the rank at {rank.address} cannot reach the cache service"
+    return ""
 
 
 def _panel(content: RenderableType, title: str) -> Panel:
@@ -87,6 +106,7 @@ def _panel(content: RenderableType, title: str) -> Panel:
 class _Column:
     title: str
     left: bool = False
+    style: str = REST  # of the title: that of the numbers below
     extra: int = 0  # where the screen is narrow, the column with the highest goes first; 0: stays
 
 
@@ -105,8 +125,11 @@ def _table(columns: Sequence[_Column], rows: Sequence[Sequence[RenderableType]],
         shown.remove(last)
     table = Table(box=None, expand=True, padding=(0, 1), header_style=REST, pad_edge=False)
     for index in shown:
-        justify: Literal["left", "right"] = "left" if columns[index].left else "right"
-        table.add_column(columns[index].title, justify=justify, no_wrap=True, min_width=widths[index])
+        column = columns[index]
+        justify: Literal["left", "right"] = "left" if column.left else "right"
+        table.add_column(
+            column.title, justify=justify, no_wrap=True, min_width=widths[index], header_style=column.style
+        )
     for row in cells:
         table.add_row(*(row[index] for index in shown))
     return table
@@ -117,10 +140,10 @@ _TIER_COLUMNS = (
     _Column("", left=True),
     _Column("used"),
     _Column("of"),
-    _Column("pages"),
-    _Column("hits", extra=3),
-    _Column("down", extra=2),
-    _Column("up", extra=1),
+    _Column("pages", extra=1),
+    _Column("hits", extra=4),
+    _Column("down", extra=3),
+    _Column("up", extra=2),
     _Column("refused"),
     _Column("failed"),
 )
@@ -152,8 +175,8 @@ _RANK_COLUMNS = (
     _Column("of", extra=4),
     _Column("running"),
     _Column("queued"),
-    _Column("resident", extra=2),
-    _Column("demoted", extra=1),
+    _Column("resident", style=RESIDENT, extra=2),
+    _Column("demoted", style=DEMOTED, extra=1),
     _Column("reads/s"),
     _Column("promoted/s", extra=3),
     _Column("missing"),
@@ -191,24 +214,26 @@ _SEQUENCE_COLUMNS = (
     _Column("id", left=True),
     _Column("policy", left=True),
     _Column("tenant", left=True, extra=5),
-    _Column("", left=True, extra=1),
+    _Column("tokens", left=True, extra=1),
     _Column("seen"),
-    _Column("resident"),
-    _Column("demoted", extra=2),
-    _Column("tokens/s"),
+    _Column("resident", style=RESIDENT),
+    _Column("demoted", style=DEMOTED, extra=2),
+    _Column("dropped", style=DROPPED, extra=6),
+    _Column("tok/s"),
     _Column("host", extra=3),
     _Column("lease", extra=4),
 )
 
 
 def _sequences(sequences: Sequence[sequence_pb2.Sequence], rates: Rates, width: int) -> Table:
-    table = _table(_SEQUENCE_COLUMNS, [_sequence_row(one, rates) for one in sequences], width)
+    rows = [_sequence_row(one, rates, narrow=width < _NARROW) for one in sequences]
+    table = _table(_SEQUENCE_COLUMNS, rows, width)
     for row, one in zip(table.rows, sequences, strict=True):
         row.style = REST if one.finished else ""
     return table
 
 
-def _sequence_row(one: sequence_pb2.Sequence, rates: Rates) -> list[RenderableType]:
+def _sequence_row(one: sequence_pb2.Sequence, rates: Rates, narrow: bool) -> list[RenderableType]:
     counts = one.counts
     per_s = rates.tokens_per_s.get(one.sequence_id, 0.0)
     reading = not one.finished and not counts.tokens_seen
@@ -216,20 +241,23 @@ def _sequence_row(one: sequence_pb2.Sequence, rates: Rates) -> list[RenderableTy
     return [
         Text("•") if one.finished else Text("▶", style="bold green"),
         str(one.sequence_id),
-        _policy(one),
-        _cut(one.tenant),
-        Text("reading prompt", style="italic") if reading else _shares(parts),
+        _cut(_policy(one), _NARROW_POLICY if narrow else len(_policy(one))),
+        _cut(one.tenant, _BAR),
+        Text("reading" if narrow else "reading prompt", style="italic")
+        if reading
+        else _shares(parts, _SHORT_BAR if narrow else _BAR),
         _number(counts.tokens_seen or one.prompt_tokens),
         Text("-" if reading else _number(counts.tokens_resident), style=RESIDENT),
         Text("-" if reading else _number(counts.tokens_demoted), style=DEMOTED),
+        Text(_number(counts.tokens_dropped) if counts.tokens_dropped else "-", style=DROPPED),
         f"{per_s:.1f}" if per_s else "-",
         _bytes(one.host_bytes),
         _duration(one.lease_remaining_ms / 1000),
     ]
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _BAR else text[: _BAR - 1] + "…"
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _policy(one: sequence_pb2.Sequence) -> str:
@@ -244,12 +272,12 @@ def _fill(share: float) -> Text:
     return Text.assemble(("━" * full, style), ("━" * (_BAR - full), REST), f" {share:4.0%}")
 
 
-def _shares(parts: Sequence[tuple[float, str]]) -> Text:
+def _shares(parts: Sequence[tuple[float, str]], bar: int) -> Text:
     """A bar cut by what is where; whatever there is has a cell at least."""
     total = sum(count for count, _ in parts)
-    text, left = Text(), _BAR
+    text, left = Text(), bar
     for count, style in parts:
-        cells = min(left, max(1, round(count / total * _BAR))) if count > 0 else 0
+        cells = min(left, max(1, round(count / total * bar))) if count > 0 else 0
         text.append("█" * cells, style=style)
         left -= cells
     return text
@@ -274,7 +302,7 @@ def _number(count: float) -> str:
 
 
 def _bytes(count: float) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} B"
