@@ -2,12 +2,12 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <random>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
+#include "client/cpp/channel.h"
 #include "client/cpp/reading.h"
 
 namespace heavywater {
@@ -20,13 +20,6 @@ absl::Status NotConnected(const char* field) {
 
 void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout) {
   context.set_deadline(std::chrono::system_clock::now() + timeout);
-}
-
-// Tells a replay of one mutation from another mutation.
-std::string NewRequestId() {
-  std::random_device random;
-  return absl::StrCat(absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8),
-                      absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8));
 }
 
 // A set that exceeds a message comes in several, whose lists are appended.
@@ -61,19 +54,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ClientOptions& opt
   }
   HW_ASSIGN_OR_RETURN(auto channels, Channels::Create(options.security));
   const auto channel = [&channels](const std::string& address) {
-    grpc::ChannelArguments arguments;
-    // gRPC repeats a call by itself when a connection ends under it. Nothing is
-    // repeated here but reads, by us.
-    arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-    // A server that has died is looked for again and again.
-    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-    // A machine that vanishes closes no connection.
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000);
-    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-    return channels->Make(address, arguments);
+    return channels->Make(address, ClientChannelArguments());
   };
   std::unique_ptr<GenerationStub> generation;
   std::unique_ptr<SequenceStub> sequences;

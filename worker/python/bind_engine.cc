@@ -198,7 +198,9 @@ void BindStats(nb::module_& module) {
       .def_ro("device_bytes", &SequenceStats::device_bytes)
       .def_ro("peak_device_bytes", &SequenceStats::peak_device_bytes)
       .def_ro("host_bytes", &SequenceStats::host_bytes)
+      .def_ro("recall_queries", &SequenceStats::recall_queries)
       .def_ro("recall_reads", &SequenceStats::recall_reads)
+      .def_ro("recall_reads_max", &SequenceStats::recall_reads_max)
       .def_ro("promoted", &SequenceStats::promoted)
       .def_ro("mass_missing", &SequenceStats::mass_missing);
 }

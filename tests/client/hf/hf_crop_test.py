@@ -117,13 +117,66 @@ def test_assisted_decoding_gives_transformers_own_tokens_with_policy_full():
         assert torch.equal(greedy(model, ids, NEW, cache=cache, **assistant), want)
 
 
-def test_assisted_decoding_with_a_cache_that_forgets_is_refused(options):
-    if options["policy"] == "full":
-        return
-    model = tiny("llama")
+ASSISTANTS = {
+    "prompt lookup": lambda: {"prompt_lookup_num_tokens": 4},
+    "another model": lambda: {"assistant_model": tiny("llama")},
+}
+
+
+@pytest.mark.parametrize("assistant", ASSISTANTS)
+def test_assisted_decoding_compresses_the_prompt_alone_and_takes_wrong_candidates_back(options, assistant, monkeypatch):
+    """As a loop that feeds the accepted tokens, step by step, to a cache that never saw another."""
+    model, ids = tiny("llama"), prompt(12).repeat(1, 6)
     cache = heavywater.hf.attach(model, **options)
-    with pytest.raises(NotImplementedError, match='want policy="full"'):
-        greedy(model, prompt(PROMPT), NEW, cache=cache, prompt_lookup_num_tokens=4)
+    steps = accepted(cache, monkeypatch)
+    got = greedy(model, ids, NEW, cache=cache, **ASSISTANTS[assistant]())
+    assert len(steps) > 1
+    never = heavywater.hf.attach(model, **options)
+    step(model, never, ids)
+    seen = ids.shape[1]
+    whole = torch.cat([ids, got], dim=1)
+    for tokens in steps:
+        if tokens > 0:
+            step(model, never, whole[:, seen : seen + tokens])
+        seen += tokens
+    assert seen == cache.get_seq_length() >= ids.shape[1] + NEW - 1
+    same(cache, never, rtol=1e-4)
+
+
+def accepted(cache, monkeypatch):
+    """The tokens that stay of each forward pass after the prompt; the list fills as they come."""
+    steps, crop = [], cache.crop
+    columns = [0]
+
+    def cropping(count):
+        before = cache.get_seq_length()
+        crop(count)
+        if not steps:
+            columns[0] = cache.rows.prompt_columns
+        steps.append(cache.get_seq_length() - columns[0])
+        columns[0] = cache.get_seq_length()
+        assert before + count == columns[0]
+
+    monkeypatch.setattr(cache, "crop", cropping)
+    return steps
+
+
+def test_assisted_decoding_with_recall_of_everything_gives_transformers_own_tokens():
+    model, ids = tiny("llama"), prompt(12).repeat(1, 6)
+    want = greedy(model, ids, NEW)
+    for assistant in ASSISTANTS.values():
+        cache = heavywater.hf.attach(model, policy="h2o", heavy_tokens=12, recent_tokens=8, recall="all")
+        assert torch.equal(greedy(model, ids, NEW, cache=cache, **assistant()), want)
+        assert cache.stats().tokens_demoted > 40
+
+
+def test_assisted_decoding_without_a_candidate_is_ordinary_decoding(options):
+    model, ids = tiny("llama"), torch.arange(3, 3 + PROMPT)[None]  # nothing comes twice
+    want, got = (heavywater.hf.attach(model, **options) for _ in range(2))
+    assert torch.equal(
+        greedy(model, ids, 2, cache=got, prompt_lookup_num_tokens=4), greedy(model, ids, 2, cache=want)
+    )
+    same(got, want)
 
 
 def test_what_lies_too_far_back_is_refused_by_name_and_changes_nothing(options):

@@ -365,7 +365,8 @@ def test_an_error_within_a_stream_is_its_last_event(endpoint: httpx.Client, serv
 
 def test_what_is_not_there_is_said_in_the_same_shape(endpoint: httpx.Client) -> None:
     missing = endpoint.get("/v1/embeddings")
-    assert (missing.status_code, "/v1/embeddings" in missing.json()["error"]["message"]) == (404, True)
+    message = missing.json()["error"]["message"]
+    assert (missing.status_code, "/v1/embeddings" in message, "/v1/chat/completions" in message) == (404, True, True)
     assert endpoint.get("/v1/completions").status_code == 405
     wrong = endpoint.post("/v1/completions", json={**TEXT, "model": "gpt-9"})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")

@@ -11,6 +11,7 @@ import typer
 from google.protobuf.json_format import MessageToDict
 
 from heavywater.cli.connection import Json
+from heavywater.cli.help import Command
 from heavywater.client import Client
 from heavywater.v1 import admin_pb2
 
@@ -77,7 +78,7 @@ def _stats_text(stats: admin_pb2.StatsResponse) -> str:
     return "\n".join(lines)
 
 
-@admin_app.command()
+@admin_app.command(cls=Command)
 def stats(cache: _Cache = _DEFAULT_CACHE, as_json: Json = False) -> None:
     """Show tiers, tenants, pins."""
     with Client(cache=cache) as client:
@@ -85,7 +86,7 @@ def stats(cache: _Cache = _DEFAULT_CACHE, as_json: Json = False) -> None:
     _show(response, as_json, lambda: _stats_text(response))
 
 
-@admin_app.command()
+@admin_app.command(cls=Command)
 def quota(
     tenant: Annotated[str, typer.Argument(help="Its name; an empty one is what comes without.")],
     host: Annotated[str, typer.Option(help="Bytes of host memory (512M, 4G); 0: no limit.")] = "0",
@@ -107,7 +108,7 @@ def quota(
     _show(response, as_json, lambda: _quota_line(response))
 
 
-@admin_app.command()
+@admin_app.command(cls=Command)
 def pin(
     sequence_id: _Sequence,
     ttl: Annotated[float, typer.Option("--ttl", min=0.001, help="Seconds.")],
@@ -121,7 +122,7 @@ def pin(
     _show(response, as_json, lambda: f"sequence {sequence_id} has {response.pins} pins, for {ttl:g} s this one")
 
 
-@admin_app.command()
+@admin_app.command(cls=Command)
 def unpin(
     sequence_id: _Sequence, owner: _Owner = "operator", cache: _Cache = _DEFAULT_CACHE, as_json: Json = False
 ) -> None:
@@ -131,7 +132,7 @@ def unpin(
     _show(response, as_json, lambda: f"sequence {sequence_id} has {response.pins} pins")
 
 
-@admin_app.command()
+@admin_app.command(cls=Command)
 def drain(
     deadline: Annotated[float, typer.Option(min=0, help="Seconds to wait; 0: a minute.")] = 0.0,
     suspend: Annotated[bool, typer.Option("--suspend", help="Suspend what runs.")] = False,
@@ -153,7 +154,7 @@ def drain(
         raise typer.Exit(3)
 
 
-@admin_app.command()
+@admin_app.command(cls=Command)
 def flush(
     sequence_id: Annotated[int, typer.Argument(metavar="[SEQ]", help="0: all.")] = 0,
     cache: _Cache = _DEFAULT_CACHE,
@@ -169,7 +170,7 @@ def flush(
     )
 
 
-@admin_app.command()
+@admin_app.command(cls=Command)
 def snapshot(cache: _Cache = _DEFAULT_CACHE, as_json: Json = False) -> None:
     """Write the service's state to its medium now."""
     with Client(cache=cache) as client:
@@ -177,7 +178,7 @@ def snapshot(cache: _Cache = _DEFAULT_CACHE, as_json: Json = False) -> None:
     _show(response, as_json, lambda: f"{response.sequences} sequences in {response.bytes:,} bytes are on the medium")
 
 
-@admin_app.command()
+@admin_app.command(cls=Command)
 def watch(
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between figures.")] = 1.0,
     count: Annotated[int, typer.Option(min=0, help="Messages, then end; 0: until Ctrl-C.")] = 0,

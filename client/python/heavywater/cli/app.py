@@ -14,6 +14,7 @@ from heavywater.cli.diff import diff
 from heavywater.cli.doctor import doctor
 from heavywater.cli.eval import eval_app
 from heavywater.cli.generate import generate
+from heavywater.cli.help import ASK, MEASURE, SERVERS, Command
 from heavywater.cli.http import http
 from heavywater.cli.inspect import inspect
 from heavywater.cli.load import load
@@ -31,23 +32,17 @@ from heavywater.server_process import ServerError
 from heavywater.version import __version__
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-app.command()(generate)
-app.command()(chat)
-app.command()(inspect)
-app.command()(top)
-app.command()(diff)
-app.command()(suspend)
-app.command()(resume)
-app.command()(serve)
-app.command()(http)
-app.command()(doctor)
-app.command()(token)
-app.command()(load)
-app.command()(replay)
-app.command("soak")(soak_command)
-app.command("plan-memory")(plan_memory_command)
-app.add_typer(eval_app, name="eval")
-app.add_typer(admin_app, name="admin")
+for _panel, _commands in {
+    ASK: (generate, chat, diff),
+    SERVERS: (serve, http, top, inspect, suspend, resume, doctor, token),
+    MEASURE: (load, replay),
+}.items():
+    for _command in _commands:
+        app.command(cls=Command, rich_help_panel=_panel)(_command)
+app.command("soak", cls=Command, rich_help_panel=MEASURE)(soak_command)
+app.command("plan-memory", cls=Command, rich_help_panel=MEASURE)(plan_memory_command)
+app.add_typer(eval_app, name="eval", rich_help_panel=MEASURE)
+app.add_typer(admin_app, name="admin", rich_help_panel=SERVERS)
 
 
 def _print_version(value: bool) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Protocol
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from heavywater.cli.connection import Address, CacheAddress, Json, connected
+from heavywater.cli.connection import Address, CacheAddress, Json, LocalModel, connected
 from heavywater.cli.eval_common import (
     BookText,
     Parallel,
@@ -22,10 +25,11 @@ from heavywater.cli.eval_common import (
     text_or_book,
     whole_numbers,
 )
-from heavywater.client import Client
 from heavywater.eval.haystack import DEPTHS, Needle, make_needles
 from heavywater.eval.needle import NeedleEvaluation, NeedleResult
 from heavywater.eval.rows import RecallTokens, Row, rows_at_equal_bytes
+from heavywater.local import find_model
+from heavywater.model import Model
 
 
 def needle(
@@ -46,6 +50,14 @@ def needle(
     variants: Annotated[int, typer.Option(min=1, help="Texts for each depth and seed.")] = 5,
     text: BookText = None,
     scope: Annotated[str, typer.Option(help="layer or kv_head.")] = "layer",
+    transformers: Annotated[
+        bool,
+        typer.Option(
+            "--transformers",
+            help="Ask a model of Transformers, in this process, through heavywater.hf instead of servers.",
+        ),
+    ] = False,
+    model: LocalModel = None,
     parallel: Parallel = 6,
     threads: Threads = 0,
     address: Address = "",
@@ -57,22 +69,62 @@ def needle(
     Fails when the full cache itself does not find them all: then the model is at fault.
     """
     log = Console(stderr=True)
-    rows = rows_at_equal_bytes([scope], fractions(budgets), _recalls(recall, recall_tokens))
+    rows = rows_at_equal_bytes([scope], fractions(budgets), _recalls(recall, recall_tokens), untuned=transformers)
     content = text_or_book(text)
     whens = [True, False] if question_after is None else [question_after]
-    with connected(address, cache, local_servers(threads, recall=recall is not False), log) as client:
-        model = client.get_model()
-        needles = [
-            one
-            for seed in whole_numbers("--seeds", seeds)
-            for one in make_needles(model, content, seed, variants, tokens)
-        ]
-        results = _run(client, rows, needles, whens, parallel, log)
+    numbers = whole_numbers("--seeds", seeds)
+
+    def needles_of(texts: Model) -> list[Needle]:
+        return [one for seed in numbers for one in make_needles(texts, content, seed, variants, tokens)]
+
+    if transformers:
+        results = _run_in_transformers(model or find_model(), needles_of, threads, rows, whens, log)
+    else:
+        local = dataclasses.replace(local_servers(threads, recall=recall is not False), model=model)
+        with connected(address, cache, local, log) as client:
+            needles = needles_of(client.get_model())
+
+            def evaluation(on_answer: Callable[[], None]) -> NeedleEvaluation:
+                return NeedleEvaluation(client, needles, parallel=parallel, on_answer=on_answer)
+
+            results = _run(evaluation, rows, len(needles), whens, log)
     if as_json:
         print(json.dumps({"rows": [result.as_json() for result in results]}))
     else:
         Console().print(_table(results))
     _check_full(results)
+
+
+class _Evaluation(Protocol):
+    def run(self, row: Row, question_after: bool) -> NeedleResult: ...
+
+
+def _run_in_transformers(
+    path: Path,
+    needles_of: Callable[[Model], list[Needle]],
+    threads: int,
+    rows: list[Row],
+    whens: list[bool],
+    log: Console,
+) -> list[NeedleResult]:
+    try:
+        import torch
+
+        from heavywater.eval.needle_transformers import TransformersNeedles, load
+    except ImportError as error:
+        raise ValueError(
+            f"--transformers wants torch, transformers and the compiled module ({error}): docs/transformers.md"
+        ) from None
+    if threads:
+        torch.set_num_threads(threads)
+    with log.status(f"loading {path.name}"):
+        model, texts = load(path)
+    needles = needles_of(texts)
+
+    def evaluation(on_answer: Callable[[], None]) -> TransformersNeedles:
+        return TransformersNeedles(model, texts, needles, on_answer=on_answer)
+
+    return _run(evaluation, rows, len(needles), whens, log)
 
 
 def _recalls(recall: bool | None, tokens: str) -> list[RecallTokens | None]:
@@ -83,12 +135,17 @@ def _recalls(recall: bool | None, tokens: str) -> list[RecallTokens | None]:
 
 
 def _run(
-    client: Client, rows: list[Row], needles: list[Needle], whens: list[bool], parallel: int, log: Console
+    evaluation_of: Callable[[Callable[[], None]], _Evaluation],
+    rows: list[Row],
+    num_needles: int,
+    whens: list[bool],
+    log: Console,
 ) -> list[NeedleResult]:
+    """`evaluation_of`: what asks, given what to call after each answer."""
     results = []
     with progress_bar(log) as progress:
-        task = progress.add_task("answers", total=len(rows) * len(needles) * len(whens))
-        evaluation = NeedleEvaluation(client, needles, parallel=parallel, on_answer=lambda: progress.advance(task))
+        task = progress.add_task("answers", total=len(rows) * num_needles * len(whens))
+        evaluation = evaluation_of(lambda: progress.advance(task))
         for when in whens:
             for row in rows:
                 results.append(evaluation.run(row, when))
@@ -117,7 +174,7 @@ def _table(results: list[NeedleResult]) -> Table:
     for result in results:
         row = result.row
         table.add_row(
-            row.policy if row.recall is None else f"recall {row.recall}",
+            _policy_words(row),
             _when(result),
             "-" if row.budget is None else f"{row.budget:.0%}",
             f"{result.bytes_ratio:.1%}",
@@ -126,6 +183,12 @@ def _table(results: list[NeedleResult]) -> Table:
             "-" if row.recall is None else f"{result.reads_mean:.1f} ({result.reads_max})",
         )
     return table
+
+
+def _policy_words(row: Row) -> str:
+    if row.recall is None:
+        return row.policy
+    return f"recall {row.recall}" if row.tuned else f"{row.policy}, recall {row.recall}"
 
 
 def _check_full(results: list[NeedleResult]) -> None:

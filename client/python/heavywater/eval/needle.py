@@ -75,6 +75,7 @@ class NeedleResult:
         """Fields that do not apply are null."""
         return {
             "policy": self.row.policy,
+            "preset": self.row.preset,
             "budget": self.row.budget,
             "recall": self.row.recall is not None,
             "recall_tokens": self.row.recall,

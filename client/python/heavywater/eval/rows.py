@@ -10,6 +10,7 @@ from heavywater.v1 import common_pb2
 
 FULL = "full"
 ORDERED = "snapkv_h2o"
+RECALL_PRESET = "recall"
 STREAMING_SINKS = 4
 SCISSORHANDS = "scissorhands"
 _SCISSORHANDS_RECENT = 10  # as published
@@ -32,7 +33,8 @@ class Row:
     policy: str
     scope: str | None = None  # "layer" or "kv_head"
     budget: float | None = None  # fraction of the prompt; of_bytes: of the full cache's bytes
-    recall: RecallTokens | None = None  # None: off; else the tuned preset, of_bytes
+    recall: RecallTokens | None = None  # None: off; else of_bytes
+    tuned: bool = True  # recall: the preset "recall"; else `policy` as it is, with recall
     of_bytes: bool = False
     exposure: float = 0.0  # of PolicyOptions
     head_budgets: str = EVEN  # likewise
@@ -41,10 +43,16 @@ class Row:
     def name(self) -> str:
         if self.budget is None:
             return self.policy
-        ending = f"-recall-{self.recall}" if self.recall else "-bytes" if self.of_bytes else ""
+        recall = f"{'' if self.tuned else '-and'}-recall-{self.recall}"
+        ending = recall if self.recall else "-bytes" if self.of_bytes else ""
         ending += f"-exposure-{self.exposure:g}" if self.exposure else ""
         ending += f"-{self.head_budgets}" if self.head_budgets != EVEN else ""
         return f"{self.policy}-{self.scope}-{self.budget:g}{ending}"
+
+    @property
+    def preset(self) -> str:
+        """The policy that is asked for."""
+        return RECALL_PRESET if self.recall is not None and self.tuned else self.policy
 
     @property
     def scope_words(self) -> str:
@@ -55,12 +63,19 @@ class Row:
         """What is asked of the server for a prompt of so many tokens."""
         if self.budget is None:
             return common_pb2.PolicyOptions(policy=self.policy)
-        if self.recall is not None:
-            return self._recall_options()
+        if self.recall is not None and self.tuned:
+            return self._recalling(
+                common_pb2.PolicyOptions(
+                    policy=RECALL_PRESET, scope=self.scope, device_ratio=self.budget, min_budget_tokens=1
+                )
+            )
         options = self._ordered_options(int(self.budget * prompt_tokens))
         if self.of_bytes:
             options.ClearField("heavy_tokens")
             options.device_ratio, options.min_budget_tokens = self.budget, 1
+        if self.recall is not None:
+            options.recall = True
+            self._recalling(options)
         return options
 
     def _ordered_options(self, budget_tokens: int) -> common_pb2.PolicyOptions:
@@ -85,10 +100,7 @@ class Row:
             head_budgets=self.head_budgets,
         )
 
-    def _recall_options(self) -> common_pb2.PolicyOptions:
-        options = common_pb2.PolicyOptions(
-            policy="recall", scope=self.scope, device_ratio=self.budget, min_budget_tokens=1
-        )
+    def _recalling(self, options: common_pb2.PolicyOptions) -> common_pb2.PolicyOptions:
         if self.recall == "all":
             options.recall_all = True
         else:
@@ -137,11 +149,23 @@ def published_rows(budgets: Sequence[float]) -> list[Row]:
 
 
 def rows_at_equal_bytes(
-    scopes: Sequence[str], budgets: Sequence[float], recalls: Sequence[RecallTokens | None]
+    scopes: Sequence[str],
+    budgets: Sequence[float],
+    recalls: Sequence[RecallTokens | None],
+    *,
+    untuned: bool = False,
 ) -> list[Row]:
-    """`full`, and at each budget of the full cache's bytes the ordered policy without recall (None) or with."""
+    """`full`, and at each budget of the full cache's bytes the ordered policy without recall (None) or with, as the
+    preset tunes it; `untuned`: also as it is."""
     make_rows([], scopes, budgets)
-    return [Row(FULL)] + [Row(ORDERED, s, b, recall=r, of_bytes=True) for s in scopes for b in budgets for r in recalls]
+    bounded = [
+        Row(ORDERED, s, b, recall=r, of_bytes=True, tuned=tuned)
+        for s in scopes
+        for b in budgets
+        for r in recalls
+        for tuned in ((False, True) if untuned and r is not None else (True,))
+    ]
+    return [Row(FULL), *bounded]
 
 
 def _check_budgets(budgets: Sequence[float]) -> None:

@@ -14,6 +14,7 @@ from heavywater.engine import DEFAULT_HOST_MEMORY_BYTES, LocalDevice
 from heavywater.errors import HeavywaterError
 from heavywater.hf.attention import NAME, register
 from heavywater.hf.cache import HeavywaterCache
+from heavywater.hf.candidates import split_first_passes
 from heavywater.hf.fingerprint import fingerprint
 from heavywater.hf.models import UnsupportedModelError, check_supported, context_limit, kv_heads
 from heavywater.hf.policy import policy_options
@@ -123,6 +124,7 @@ def _prepare(model: Any) -> None:
     if model.config._attn_implementation != NAME:
         raise UnsupportedModelError(f"{type(model).__name__} does not take another attention implementation")
     announce_prompts(type(model))
+    split_first_passes(type(model))
 
 
 def announce_prompts(model_class: Any) -> None:
@@ -149,7 +151,7 @@ def announce_prompts(model_class: Any) -> None:
 
 
 def announce_prompt(inputs: Any, kwargs: dict[str, Any]) -> None:
-    """From the arguments of `generate`; refuses what a HeavywaterCache cannot do before anything runs."""
+    """From the arguments of `generate`; refuses a cache that cannot go on before anything runs."""
     cache = kwargs.get("past_key_values", kwargs.get("cache"))
     if not isinstance(cache, HeavywaterCache):
         return
@@ -158,17 +160,6 @@ def announce_prompt(inputs: Any, kwargs: dict[str, Any]) -> None:
         if prompt is not None:
             cache.expect_prompt(prompt.shape[1])
             break
-    if _is_assisted(kwargs) and not cache.keeps_all:
-        raise NotImplementedError(
-            "assisted decoding brings its first candidates within the prompt, which a policy that forgets would "
-            'compress with them; want policy="full"'
-        )
-
-
-def _is_assisted(kwargs: dict[str, Any]) -> bool:
-    config = kwargs.get("generation_config")
-    lookup = kwargs.get("prompt_lookup_num_tokens") or getattr(config, "prompt_lookup_num_tokens", None)
-    return kwargs.get("assistant_model") is not None or lookup is not None
 
 
 def cache_argument(model_class: Any) -> str:

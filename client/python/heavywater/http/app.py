@@ -31,6 +31,7 @@ from heavywater.model import Model
 # The servers take messages of 4 MiB; the request's other fields have the rest.
 _MAX_PROMPT_BYTES = (4 << 20) - (64 << 10)
 _TOKEN_BYTES = 5  # of an id, at most
+_PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/health")
 
 
 def create_app(options: HttpOptions, model: Model) -> Starlette:
@@ -163,6 +164,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
+    if error.status_code == 404:
+        message += f", want one of: {', '.join(_PATHS)}"
     response = ApiError(error.status_code, message).response()
     response.headers.update(error.headers or {})
     return response
