@@ -255,7 +255,7 @@ def test_eval_needle_fails_when_the_full_cache_misses_and_lists_what(haystack: l
     said = " ".join(done.stderr.split())
     assert "error: the full cache finds 0 of 5: seed 0, " in said
     assert "got '12345'" in said
-    names = ["policy", "budget", "recall", "recall_tokens", "question_after", "bytes_ratio", "hits", "total"]
+    names = ["policy", "preset", "budget", "recall", "recall_tokens", "question_after", "bytes_ratio", "hits", "total"]
     rows = json.loads(done.stdout)["rows"]
     assert [list(row) for row in rows] == [names] * 5
     assert [(row["policy"], row["budget"], row["recall_tokens"]) for row in rows] == [

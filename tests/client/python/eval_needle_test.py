@@ -126,6 +126,7 @@ def test_a_result_counts_measured_bytes_and_what_queries_read(client: Client, se
     assert full.bytes_ratio == pytest.approx(1.0)
     assert result.as_json() == {
         "policy": "snapkv_h2o",
+        "preset": "recall",
         "budget": 0.2,
         "recall": True,
         "recall_tokens": 64,
@@ -168,6 +169,16 @@ def test_rows_at_equal_bytes_ask_for_a_share_of_the_bytes() -> None:
     assert everything.options(1500).recall_all
     names = [row.name for row in (ordered, recall, everything)]
     assert names == [f"snapkv_h2o-layer-0.1-{ending}" for ending in ("bytes", "recall-64", "recall-all")]
+
+
+def test_the_ordered_policy_with_recall_is_not_the_tuned_preset() -> None:
+    rows = rows_at_equal_bytes(["layer"], [0.1], [None, 64], untuned=True)
+    assert [row.preset for row in rows] == ["full", "snapkv_h2o", "snapkv_h2o", "recall"]
+    options = rows[2].options(1500)
+    assert (options.policy, options.recall, options.recall_tokens, options.device_ratio) == (
+        ("snapkv_h2o", True, 64, 0.1)
+    )
+    assert rows[2].name == "snapkv_h2o-layer-0.1-and-recall-64"
 
 
 def test_figures_of_recall_without_all_copies_are_refused() -> None:
