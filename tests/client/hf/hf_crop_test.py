@@ -170,6 +170,17 @@ def test_assisted_decoding_with_recall_of_everything_gives_transformers_own_toke
         assert cache.stats().tokens_demoted > 40
 
 
+@pytest.mark.parametrize("policy", [{"policy": "full"}, {"policy": "h2o", "heavy_tokens": 12, "recall": "all"}])
+def test_a_further_turn_is_assisted_too(policy):
+    model, ids = tiny("llama"), prompt(12).repeat(1, 4)
+    cache = heavywater.hf.attach(model, **policy)
+    for _ in range(3):
+        got = greedy(model, ids, NEW, cache=cache, prompt_lookup_num_tokens=4)
+        assert torch.equal(got, greedy(model, ids, NEW))
+        assert cache.get_seq_length() == ids.shape[1] + NEW - 1
+        ids = torch.cat([ids, got, prompt(5), ids[:, -24:]], dim=1)
+
+
 def test_assisted_decoding_without_a_candidate_is_ordinary_decoding(options):
     model, ids = tiny("llama"), torch.arange(3, 3 + PROMPT)[None]  # nothing comes twice
     want, got = (heavywater.hf.attach(model, **options) for _ in range(2))

@@ -15,32 +15,39 @@ _BY_COLUMN = ("input_ids", "position_ids")  # the last dimension of each
 
 def split_first_passes(model_class: Any) -> None:
     """From now on a forward pass of this class that brings more than the announced prompt to an empty cache is two: the
-    prompt, which the policy compresses, and what follows it, which can be taken back."""
+    prompt, which the policy compresses, and what follows it, which can be taken back. Nor is what a cache has taken in
+    taken in again."""
     forward = model_class.forward
     if getattr(forward, "_heavywater", False):
         return
 
     @functools.wraps(forward)
     def splitting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        columns = None if args else _prompt_columns(kwargs)
-        if columns is None:
+        cache, ids = kwargs.get("cache", kwargs.get("past_key_values")), kwargs.get("input_ids")
+        if args or not isinstance(cache, HeavywaterCache) or ids is None:
             return forward(self, *args, **kwargs)
-        candidates = kwargs["input_ids"].shape[1] - columns
+        if cache.get_seq_length() > 0:
+            return forward(self, **_new_columns(kwargs, cache.get_seq_length()))
+        columns = cache.rows.prompt_columns
+        if cache.keeps_all or columns is None or columns >= ids.shape[1]:
+            return forward(self, **kwargs)
         prompt = forward(self, **_part(kwargs, slice(0, columns), 1))
-        output = forward(self, **_part(kwargs, slice(columns, None), candidates))
+        output = forward(self, **_part(kwargs, slice(columns, None), ids.shape[1] - columns))
         return _joined(prompt, output)
 
     splitting._heavywater = True  # type: ignore[attr-defined]
     model_class.forward = splitting
 
 
-def _prompt_columns(kwargs: dict[str, Any]) -> int | None:
-    """Of a pass that is to be split."""
-    cache, ids = kwargs.get("cache", kwargs.get("past_key_values")), kwargs.get("input_ids")
-    if not isinstance(cache, HeavywaterCache) or ids is None or cache.keeps_all or cache.get_seq_length() > 0:
-        return None
-    columns = cache.rows.prompt_columns
-    return columns if columns is not None and columns < ids.shape[1] else None
+def _new_columns(kwargs: dict[str, Any], seen: int) -> dict[str, Any]:
+    """Assisted decoding (of one row) in Transformers 5.24 brings a further turn's whole text again, which `generate`
+    otherwise does not: its positions then begin anew."""
+    ids, positions = kwargs["input_ids"], kwargs.get("position_ids")
+    if positions is None or positions.shape != ids.shape or ids.shape[0] != 1 or ids.shape[1] <= seen:
+        return kwargs
+    if int(positions[0, 0]) != 0:
+        return kwargs
+    return kwargs | {name: kwargs[name][..., seen:] for name in _BY_COLUMN}
 
 
 def _part(kwargs: dict[str, Any], columns: slice, logits: int) -> dict[str, Any]:
