@@ -3,6 +3,7 @@ missing."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -24,3 +25,14 @@ except ImportError:
 def seeded() -> None:
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(7)
+
+
+@pytest.fixture(scope="session")
+def embedded():
+    """The embedded model in Transformers, and what texts are made with: loading takes seconds."""
+    if "HEAVYWATER_MODEL" not in os.environ:
+        pytest.skip("HEAVYWATER_MODEL is not set: run through deploy/local/test")
+    from heavywater.eval.needle_transformers import load
+    from heavywater.local import find_model
+
+    return load(find_model())

@@ -1,27 +1,21 @@
 """The embedded model (GGUF) through Transformers: the expected tokens, and the reference's kept sets."""
 
 import json
-import os
 from pathlib import Path
 
 import heavywater.hf
 import pytest
 import torch
-import transformers
 from hf_models import greedy, recorded, reference
 from policies import Policy
 
 CASES = json.loads((Path(__file__).resolve().parents[2] / "reference" / "expected_ids.json").read_text())["cases"]
 
 
-@pytest.fixture(scope="module")
-def model():
-    if "HEAVYWATER_MODEL" not in os.environ:
-        pytest.skip("HEAVYWATER_MODEL is not set: run through deploy/local/test")
-    path = Path(os.environ["HEAVYWATER_MODEL"])
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    loaded.generation_config.eos_token_id = None  # expected ids go on
-    return loaded.eval()
+@pytest.fixture
+def model(embedded, monkeypatch):
+    monkeypatch.setattr(embedded[0].generation_config, "eos_token_id", None)  # expected ids go on
+    return embedded[0]
 
 
 @pytest.mark.parametrize(
