@@ -192,6 +192,13 @@ def test_inspect_shows_the_text_the_counts_and_the_heaviest_tokens(servers: Fake
     assert "'d'" in done.stdout
 
 
+def test_inspect_shows_in_one_line_how_much_of_each_stretch_is_on_the_device(servers: FakeServers) -> None:
+    lines = run("inspect", "42", "--cache", servers.address, "--address", servers.address).stdout.splitlines()
+    overview = lines[lines.index("on the device, from the first token to the last:") + 1]
+    # Two layers: sinks, a heavy position each, the last two of twenty.
+    assert overview.rstrip() == "█" + " " * 2 + "█" + " " + "▄" * 2 + " " * 11 + "█" * 2
+
+
 def test_inspect_json_gives_the_sets_of_each_layer(servers: FakeServers) -> None:
     figures = run_json("inspect", "42", "--cache", servers.address, "--address", servers.address)
     assert figures["counts"] == pytest.approx({"sinks": 1, "recent": 2, "heavy": 2, "demoted": 15, "dropped": 0})

@@ -6,7 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Annotated
 
+import numpy as np
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -28,6 +30,9 @@ STYLES = {
     "dropped": "dim strike",
 }
 _PARTLY_HEAVY = "yellow"  # in some sets, not in most
+_SOME = 0.1  # of the sets: nearly everything is heavy in one of them
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_MOST_CELLS = 100
 
 
 def inspect(
@@ -61,6 +66,7 @@ def inspect(
     else:
         console.print("(give --address for the text: the tokenizer is the worker's)", style="dim")
     console.print(_legend(inspection))
+    console.print(_overview(inspection, min(console.width, _MOST_CELLS)))
     console.print(_heaviest(inspection, pieces, top))
 
 
@@ -85,7 +91,7 @@ def _heading(sequence: sequence_pb2.Sequence, inspection: Inspection, layer: int
 
 def _style(inspection: Inspection, position: int) -> str:
     kind = inspection.kind_of(position)
-    if kind in ("demoted", "dropped") and inspection.shares["heavy"][position] > 0:
+    if kind in ("demoted", "dropped") and inspection.shares["heavy"][position] >= _SOME:
         return _PARTLY_HEAVY
     return STYLES[kind]
 
@@ -99,13 +105,27 @@ def _legend(inspection: Inspection) -> Text:
     for kind, count in inspection.counts().items():
         legend.append(f" {kind} {count:.0f} ", style=STYLES[kind])
         legend.append(" ")
-    legend.append("heavy in some", style=_PARTLY_HEAVY)
-    legend.append("   (counts: mean positions in a set)", style="dim")
+    legend.append("\nheavy in some", style=_PARTLY_HEAVY)
+    legend.append(f" ({_SOME:.0%} or more); counts: mean positions in a set", style="dim")
     return legend
 
 
+def _overview(inspection: Inspection, width: int) -> Text:
+    """The whole text in a line: how much of each stretch is on the device."""
+    kept = sum(inspection.shares[kind] for kind in ("sinks", "heavy", "recent"))
+    cells = np.array_split(np.asarray(kept), min(width, inspection.tokens_seen))
+    bars = "".join(_LEVELS[round(float(cell.mean()) * (len(_LEVELS) - 1))] for cell in cells)
+    text = Text.assemble("\non the device, from the first token to the last:\n", (bars, "green on grey11"))
+    text.no_wrap = True
+    return text
+
+
 def _heaviest(inspection: Inspection, pieces: list[str], top: int) -> Table:
-    table = Table("position", "token", "heavy in", "mean score", title="heaviest tokens")
+    table = Table(title="heaviest tokens", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("position", justify="right")
+    table.add_column("token")
+    table.add_column("heavy in", justify="right")
+    table.add_column("mean score", justify="right")
     for position in inspection.heaviest(top):
         table.add_row(
             str(position),
