@@ -24,7 +24,10 @@ def find_binary(name: str) -> str:
     """Path of a binary of the project. Raises ServerError naming where it was sought."""
     found = shutil.which(name)
     if found is None:
-        raise ServerError(f"{name} is not on PATH; in a checkout, deploy/local/run CMD... builds it and sets PATH")
+        raise ServerError(
+            f"{name} is not on PATH: the servers are not part of the Python package. In a checkout, deploy/local/run "
+            "CMD... builds them and sets PATH; HEAVYWATER_ADDRESS and HEAVYWATER_CACHE name servers that run elsewhere"
+        )
     return found
 
 

@@ -1,10 +1,8 @@
 """What `generate` asks of a cache: chunks, padding, turns, refusals, bytes that are really freed."""
 
 import copy
-import ctypes
 import gc
 import weakref
-from pathlib import Path
 
 import heavywater.hf
 import pytest
@@ -12,6 +10,7 @@ import torch
 import transformers
 from heavywater.hf.policy import policy_options
 from hf_models import greedy, left_padded, prompt, tiny
+from process_memory import measure, wide
 
 PROMPT, NEW = 70, 16
 BUDGET = {"heavy_tokens": 12, "recent_tokens": 8, "window": 10}
@@ -207,24 +206,13 @@ def test_a_model_whose_attention_was_set_back_does_not_go_on_silently():
         greedy(model, prompt(PROMPT), NEW, cache=cache)
 
 
-def resident_kib() -> int:
-    ctypes.CDLL(None).malloc_trim(0)
-    status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
-
-
 def test_the_process_holds_less_memory_and_not_a_mask():
-    model = tiny("llama", num_hidden_layers=8, num_key_value_heads=8, head_dim=128, max_position_embeddings=4096)
-    ids = prompt(1500)
+    model = wide(layers=8, context=4096)
     grown = {}
     for policy in ("h2o", "full"):
-        greedy(model, prompt(40), 4, cache=heavywater.hf.attach(model, policy=policy))  # what a first run sets up
-        before = resident_kib()
-        cache = heavywater.hf.attach(model, policy=policy)
-        greedy(model, ids, 4, cache=cache)
-        grown[policy] = resident_kib() - before
-        counted = cache.stats().kv_bytes // 1024
-        assert abs(grown[policy] - counted) < 30_000, (policy, grown, counted)
+        measured = measure(model, 1500, lambda policy=policy: heavywater.hf.attach(model, policy=policy))
+        grown[policy] = measured.grown_kib
+        assert abs(grown[policy] - measured.kv_kib) < 30_000, (policy, measured)
     row_kib = 2 * 8 * 128 * 4 // 1024
     assert grown["full"] > 0.8 * 8 * 1500 * row_kib
     assert grown["full"] - grown["h2o"] > 0.6 * 8 * 1500 * row_kib

@@ -28,7 +28,7 @@ def test_recall_finds_what_the_compressed_text_hides(embedded):
     assert [result.hits for result in (full, ordered, with_recall, tuned)] == [2, 0, 2, 2]
     assert full.bytes_ratio > 0.99
     for result in (ordered, with_recall, tuned):
-        assert result.bytes_ratio < 0.3, result.row
+        assert result.bytes_ratio < 0.35, result.row
     for miss in ordered.misses:
         assert miss.resident < len(miss.needle.positions)  # it has really left
     for result in (with_recall, tuned):

@@ -43,6 +43,16 @@ def test_the_line_tells_speed_residents_and_bytes() -> None:
         assert part in line
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_the_line_is_one_line_however_narrow_the_screen(width: int) -> None:
+    figures = Figures(started_s=0.0, sequence_id=1883251548346496, full_bytes_per_token=1 << 20)
+    figures.update(make_token("a", seen=12345, device_bytes=2000 << 20))
+    line = figures.line(width)
+    assert len(line) <= width
+    assert "resident 20 of 12345" in line
+    assert ("sequence" in line) == (width >= 160)
+
+
 def test_before_the_first_token_the_line_says_that_the_prompt_is_read() -> None:
     assert Figures(started_s=0.0).line().startswith("reading the prompt")
 

@@ -84,6 +84,15 @@ def test_it_is_of_one_python_and_has_its_libraries_with_it(wheel: Path) -> None:
     assert any(name.startswith("heavywater.libs/") for name in names)
 
 
+def test_it_describes_itself_and_names_what_can_be_added(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    text = archive.read(metadata).decode()
+    assert {"hf", "http", "fast"} <= set(re.findall(r"^Provides-Extra: (\w+)$", text, re.MULTILINE))
+    assert "Description-Content-Type: text/markdown" in text
+    assert "# heavywater (Python)" in text
+
+
 def test_readmes_ten_lines_run_in_a_fresh_environment(
     python: Path, local_servers: LocalServers, tmp_path: Path
 ) -> None:
@@ -110,6 +119,20 @@ def test_the_command_runs_there(python: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "generate" in done.stdout
+
+
+def test_where_there_are_no_servers_the_command_says_how_to_get_them(python: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(python.parent / "heavywater"), "generate", "hi"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HEAVYWATER_MODEL": "none"},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "heavywater-cache is not on PATH" in done.stderr
+    assert "HEAVYWATER_ADDRESS" in done.stderr
 
 
 def test_without_a_module_the_wheel_has_no_compiled_code(tmp_path: Path) -> None:

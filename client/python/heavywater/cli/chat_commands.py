@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heavywater.chat_session import ChatSession
-from heavywater.cli.inspect import STYLES
+from heavywater.cli.inspect import STYLES, heaviest_table
 from heavywater.conversation import Conversation
 from heavywater.inspection import inspect_sets
 
@@ -51,8 +51,10 @@ class ChatCommands:
         self._log.print(Text(text, style="dim"))
 
     def _help(self, argument: str) -> None:
+        table = Table.grid(padding=(0, 2))
         for name, meaning in COMMANDS.items():
-            self._log.print(Text.assemble((f"  /{name:8}", "bold"), meaning))
+            table.add_row(Text(f"  /{name}", style="bold"), Text(meaning))
+        self._log.print(table)
         self._say("A question goes on with the last answer's cache; a long one, or another text, is computed anew.")
 
     def _reset(self, argument: str) -> None:
@@ -100,15 +102,13 @@ class ChatCommands:
             line.append(f" {kind} {count:.0f} ", style=STYLES[kind])
             line.append(" ")
         self._log.print(line)
-        heaviest = inspection.heaviest(_HEAVIEST)
-        if heaviest:
+        if inspection.heaviest(_HEAVIEST):
             tokens = self._session.client.get(last.sequence_id).tokens
-            table = Table("position", "token", "heavy in", "mean score", title="heaviest tokens")
-            for position in heaviest:
-                piece = self._session.model.decode([tokens[position]]) if position < len(tokens) else "?"
-                share = f"{inspection.shares['heavy'][position]:.0%} of sets"
-                table.add_row(str(position), Text(repr(piece)), share, f"{inspection.scores[position]:.2f}")
-            self._log.print(table)
+
+            def piece_of(position: int) -> str:
+                return self._session.model.decode([tokens[position]]) if position < len(tokens) else "?"
+
+            self._log.print(heaviest_table(inspection, piece_of, _HEAVIEST))
         self._say(f"in the text: heavywater inspect {last.sequence_id}, until its lease ends")
 
     def _history(self, argument: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -67,7 +67,7 @@ def inspect(
         console.print("(give --address for the text: the tokenizer is the worker's)", style="dim")
     console.print(_legend(inspection))
     console.print(_overview(inspection, min(console.width, _MOST_CELLS)))
-    console.print(_heaviest(inspection, pieces, top))
+    console.print(heaviest_table(inspection, lambda position: _piece(pieces, position), top))
 
 
 def _pieces(client: Client | None, sequence: sequence_pb2.Sequence) -> list[str]:
@@ -79,6 +79,10 @@ def _pieces(client: Client | None, sequence: sequence_pb2.Sequence) -> list[str]
     except HeavywaterError:
         return []
     return token_texts(model, sequence.tokens)
+
+
+def _piece(pieces: Sequence[str], position: int) -> str:
+    return pieces[position] if position < len(pieces) else "?"
 
 
 def _heading(sequence: sequence_pb2.Sequence, inspection: Inspection, layer: int) -> str:
@@ -120,7 +124,8 @@ def _overview(inspection: Inspection, width: int) -> Text:
     return text
 
 
-def _heaviest(inspection: Inspection, pieces: list[str], top: int) -> Table:
+def heaviest_table(inspection: Inspection, piece_of: Callable[[int], str], top: int) -> Table:
+    """The `top` heaviest tokens; `piece_of` gives the text of a position."""
     table = Table(title="heaviest tokens", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("position", justify="right")
     table.add_column("token")
@@ -129,7 +134,7 @@ def _heaviest(inspection: Inspection, pieces: list[str], top: int) -> Table:
     for position in inspection.heaviest(top):
         table.add_row(
             str(position),
-            Text(repr(pieces[position]) if position < len(pieces) else "?"),
+            Text(repr(piece_of(position))),
             f"{inspection.shares['heavy'][position]:.0%} of sets",
             f"{inspection.scores[position]:.2f}",
         )

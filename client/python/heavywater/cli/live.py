@@ -44,18 +44,20 @@ class Figures:
         elapsed_s = time.monotonic() - self.started_s
         return (self.tokens - 1) / elapsed_s if self.tokens > 1 and elapsed_s > 0 else 0.0
 
-    def line(self) -> str:
+    def line(self, width: int = 1000) -> str:
+        """What fits into `width`: the sequence's id, then the host's bytes and the full cache's go first."""
         if self.tokens == 0:
             return f"reading the prompt, {time.monotonic() - self.started_s:.0f} s"
-        device = f"device {mebibytes(self.device_bytes)}"
+        speed, where = f"{self.tokens_per_s:.1f} tokens/s", f"resident {self.resident:.0f} of {self.seen} seen"
+        device, host = f"device {mebibytes(self.device_bytes)}", f"host {mebibytes(self.host_bytes)}"
+        beside = device
         if self.full_bytes_per_token:
             full_bytes = self.seen * self.full_bytes_per_token
-            device += f" of the full cache's {mebibytes(full_bytes)} ({self.device_bytes / full_bytes:.0%})"
-        sequence = f"sequence {self.sequence_id} | " if self.sequence_id else ""
-        return (
-            f"{sequence}{self.tokens_per_s:.1f} tokens/s | resident {self.resident:.0f} of {self.seen} seen | "
-            f"{device} | host {mebibytes(self.host_bytes)}"
-        )
+            beside += f" of the full cache's {mebibytes(full_bytes)} ({self.device_bytes / full_bytes:.0%})"
+        named = [f"sequence {self.sequence_id}"] if self.sequence_id else []
+        choices = ([*named, speed, where, beside, host], [speed, where, beside, host], [speed, where, beside])
+        lines = [" | ".join(parts) for parts in (*choices, [speed, where, device])]
+        return next((line for line in lines if len(line) <= width), lines[-1][:width])
 
 
 class LiveText:
@@ -100,7 +102,7 @@ class LiveText:
         self._console.print(Text(line))
 
     def _render(self) -> RenderableType:
-        return Group(Text(self._open_line), Text(self.figures.line(), style="reverse"))
+        return Group(Text(self._open_line), Text(self.figures.line(self._console.width), style="reverse"))
 
 
 def _split_row(line: str, width: int) -> tuple[str, str]:

@@ -46,7 +46,10 @@ def check_cache(address: str) -> list[Finding]:
             stats = client.stats()
     except HeavywaterError as error:
         return [fail(what, str(error), f"is it there, and does a firewall let through? {_START}")]
-    words = f"{stats.groups} groups, {stats.ranks} ranks, {stats.sequences} sequences"
+    words = ", ".join(
+        f"{count} {noun}{'' if count == 1 else 's'}"
+        for count, noun in ((stats.groups, "group"), (stats.ranks, "rank"), (stats.sequences, "sequence"))
+    )
     findings = [
         ok(what, words) if stats.ranks else warn(what, words, "no worker is a member: start some with --cache_address")
     ]

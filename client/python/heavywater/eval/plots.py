@@ -58,7 +58,7 @@ def quality_plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> N
 
     Without the oracle, which keeps everything.
     """
-    figure, (divergence, perplexity) = _figure(11, 4.6, ncols=2)
+    figure, (divergence, perplexity) = _figure(11, 5.2, ncols=2)
     for axes, key in ((divergence, "kl"), (perplexity, "ppl")):
         for (name, *variant), curve in _curves(rows).items():
             points = sorted(curve, key=lambda row: row["bytes_ratio"])
@@ -84,16 +84,19 @@ def quality_plot(rows: Sequence[Mapping[str, Any]], path: Path, title: str) -> N
             perplexity.axhline(row["ppl"], color="black", linestyle=":", linewidth=1.2)
             perplexity.annotate(
                 f"full cache, {row['ppl']:.1f}",
-                (0.02, row["ppl"]),
+                (0.98, row["ppl"]),
                 xycoords=("axes fraction", "data"),
                 textcoords="offset points",
-                xytext=(0, -4),
-                ha="left",
-                va="top",
+                xytext=(0, 4),
+                ha="right",
+                va="bottom",
                 fontsize=9,
+                bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1},
             )
-            perplexity.margins(y=0.09)  # room for the words below the line
-    divergence.legend(frameon=False, ncols=2, fontsize=9, handlelength=3)
+            perplexity.margins(y=0.09)  # room for the words above the line
+    # Below both, where no curve runs.
+    handles, labels = divergence.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9, handlelength=3)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
     _save(figure, path)
 
