@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from heavywater.local import LocalOptions, LocalServers, find_model
+from heavywater.serve_config import read_serve_config
 from heavywater.server_process import ServerError
 
 # Says where it listens, reports ready, and notes when it was told to stop.
@@ -92,6 +94,66 @@ def test_serve_passes_the_policy_of_requests_that_name_none(programs: Programs) 
         assert serve.stdout.readline().startswith("export HEAVYWATER_ADDRESS=127.0.0.1:")
         serve.send_signal(signal.SIGINT)
     assert " --default_policy=recall " in programs.log("STARTS")[1] + " "
+
+
+CONFIG = """
+ranks: 2
+model: model.gguf
+cache: {host_bytes: 4096, disable_slab: true}
+worker:
+  default_policy: h2o
+  kv_dtype: fp32
+"""
+
+
+@pytest.mark.parametrize(("options", "policy"), [([], "h2o"), (["--policy", "full"], "full")])
+def test_serve_starts_what_a_yaml_says_and_options_count_before_it(
+    programs: Programs, options: list[str], policy: str
+) -> None:
+    programs.put("heavywater-cache", SERVER)
+    programs.put("heavywater-worker", SERVER)
+    config = programs.folder / "serve.yaml"
+    config.write_text(CONFIG)
+    command = [sys.executable, "-m", "heavywater", "serve", "--config", str(config), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/") as serve:
+        assert serve.stdout is not None
+        assert serve.stdout.readline().startswith("export HEAVYWATER_ADDRESS=127.0.0.1:")
+        serve.send_signal(signal.SIGINT)
+    cache, *workers = programs.log("STARTS")
+    assert " --host_bytes=4096 --disable_slab=true " in cache
+    assert len(workers) == 2
+    for worker in workers:
+        for flag in ("size=2", f"model={programs.model}", f"default_policy={policy}", "kv_dtype=fp32"):
+            assert f" --{flag} " in worker + " "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a", "is list, want fields: ranks, model, cache, worker"),
+        ("rank: 2", "no field 'rank', want ranks"),
+        ("ranks: two", "ranks is 'two', want a whole number"),
+        ("ranks: true", "ranks is True"),
+        ("model: 7", "model is 7"),
+        ("cache: 5", "cache is 5, want the fields of heavywater-cache's configuration"),
+        ("worker: {rank: 1}", "worker.rank is what heavywater serve gives the server"),
+        ("worker: {kv_dtype: [fp32]}", "worker.kv_dtype is ['fp32'], want one value"),
+        ("cache: {tls_cert_file: a}", "cache.tls_cert_file is for all servers: want --tls_cert_file or its like"),
+        ("a: [", "while parsing"),
+    ],
+)
+def test_a_yaml_is_refused_by_the_fields_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_serve_config(path)
+
+
+def test_bench_passes_all_on_and_ends_as_the_program_does(programs: Programs) -> None:
+    programs.put("heavywater-bench", "import sys; print(sys.argv[1:]); sys.exit(3)")
+    command = [sys.executable, "-m", "heavywater", "bench", "attention", "--help", "--cores=2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "['attention', '--help', '--cores=2']\n")
 
 
 def test_a_server_that_dies_is_reported_with_its_last_words(programs: Programs) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from heavywater.cli.admin import admin_app
+from heavywater.cli.bench import PASSED_ON, bench
 from heavywater.cli.chat import chat
 from heavywater.cli.diff import diff
 from heavywater.cli.doctor import doctor
@@ -39,6 +40,7 @@ for _panel, _commands in {
 }.items():
     for _command in _commands:
         app.command(cls=Command, rich_help_panel=_panel)(_command)
+app.command(cls=Command, rich_help_panel=MEASURE, context_settings=PASSED_ON)(bench)
 app.command("soak", cls=Command, rich_help_panel=MEASURE)(soak_command)
 app.command("plan-memory", cls=Command, rich_help_panel=MEASURE)(plan_memory_command)
 app.add_typer(eval_app, name="eval", rich_help_panel=MEASURE)

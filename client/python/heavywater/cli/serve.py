@@ -15,14 +15,24 @@ from heavywater.cli.policy import RECALL
 from heavywater.local import LocalOptions, LocalServers
 from heavywater.local_security import LocalSecurity
 from heavywater.security import CA_FILE
+from heavywater.serve_config import ServeConfig, read_serve_config
 
 
 def serve(
-    ranks: Annotated[int, typer.Option(min=1, help="Tensor-parallel workers.")] = 1,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="YAML: ranks, model; under cache and worker the fields of their own configuration.",
+        ),
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel workers [1].")] = None,
     model: LocalModel = None,
     policy: Annotated[
-        str, typer.Option(help="Of requests that name none; snapkv_h2o is the same without recall.")
-    ] = RECALL,
+        str | None,
+        typer.Option(help=f"Of requests that name none; snapkv_h2o is the same without recall [{RECALL}]."),
+    ] = None,
     http: Annotated[
         int | None, typer.Option(min=0, max=65535, metavar="PORT", help="Serve the OpenAI API over HTTP there, too.")
     ] = None,
@@ -39,12 +49,25 @@ def serve(
     tokens_file: Annotated[Path | None, typer.Option(help="Who may call: lines of `heavywater token`.")] = None,
     worker_token_file: Annotated[Path | None, typer.Option(help="The workers' own token.")] = None,
 ) -> None:
-    """Run a cache service and a worker group on this machine until Ctrl-C; a server that dies is started again."""
-    flags = {"default_policy": policy, "metrics_address": "127.0.0.1:0"}
+    """Run a cache service and a worker group on this machine until Ctrl-C; a server that dies is started again.
+
+    Options count before what --config says.
+    """
+    read = read_serve_config(config) if config is not None else ServeConfig()
+    flags = {"default_policy": RECALL, "metrics_address": "127.0.0.1:0", **read.worker}
+    if policy is not None:
+        flags["default_policy"] = policy
     security = LocalSecurity(
         tls_cert_file, tls_key_file, tls_ca_file, tls_client_ca_file, tokens_file, worker_token_file
     )
-    options = LocalOptions(ranks=ranks, model=model, worker_flags=flags, supervise=True, security=security)
+    options = LocalOptions(
+        ranks=ranks or read.ranks,
+        model=model or read.model,
+        worker_flags=flags,
+        cache_flags=read.cache,
+        supervise=True,
+        security=security,
+    )
     with LocalServers(options) as servers, contextlib.ExitStack() as stack:
         typer.echo(f"export HEAVYWATER_ADDRESS={servers.worker_address}")
         typer.echo(f"export HEAVYWATER_CACHE={servers.cache_address}")
