@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -56,7 +57,9 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     # The versions that all other tests run with.
     pins = ROOT / "deploy/local/requirements.txt"
     install = [str(folder / "bin/pip"), "install", "--disable-pip-version-check", "-q", "-c", str(pins), str(wheel)]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False)
+    # What these tests run from must not count as installed there.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return folder / "bin/python"
 
