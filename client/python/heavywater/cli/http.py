@@ -105,7 +105,7 @@ def http_endpoint(
         from heavywater.http.options import HttpOptions
         from heavywater.http.server import HttpServer
     except ModuleNotFoundError as error:
-        raise ServerError(f"no package {error.name}; run: pip install 'heavywater[http]'") from None
+        raise ServerError(f"no package {error.name}, of the extra 'http'; run: pip install starlette uvicorn") from None
     if log_level not in ("error", "warning", "info", "debug"):
         raise ValueError(f"--log-level {log_level}, want error, warning, info or debug")
     limits = {"max_turns": DEFAULT_TURNS, **limits}

@@ -19,11 +19,13 @@ from heavywater.aio import Client
 from heavywater.errors import HeavywaterError
 from heavywater.http.answer import Answer, Background
 from heavywater.http.asked import Asked, Prompt, asked_chat, asked_completion
+from heavywater.http.asked_responses import asked_responses
 from heavywater.http.body import read_body
 from heavywater.http.errors import ApiError, of_server
 from heavywater.http.fields import parse_object
 from heavywater.http.options import HttpOptions
 from heavywater.http.respond import AnswerResponse, Running
+from heavywater.http.response_shapes import ResponseShape
 from heavywater.http.shapes import Shape
 from heavywater.http.turns import Turns
 from heavywater.model import Model
@@ -31,7 +33,7 @@ from heavywater.model import Model
 # The servers take messages of 4 MiB; the request's other fields have the rest.
 _MAX_PROMPT_BYTES = (4 << 20) - (64 << 10)
 _TOKEN_BYTES = 5  # of an id, at most
-_PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/health")
+_PATHS = ("/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/health")
 
 
 def create_app(options: HttpOptions, model: Model) -> Starlette:
@@ -43,6 +45,7 @@ def create_app(options: HttpOptions, model: Model) -> Starlette:
             Route("/v1/models/{name:path}", endpoint.model),
             Route("/v1/completions", endpoint.completions, methods=["POST"]),
             Route("/v1/chat/completions", endpoint.chat, methods=["POST"]),
+            Route("/v1/responses", endpoint.responses, methods=["POST"]),
             Route("/health", endpoint.health),
         ],
         exception_handlers={ApiError: _refused, HTTPException: _no_route, Exception: _failed},
@@ -82,10 +85,18 @@ class Endpoint:
     async def completions(self, request: Request) -> Response:
         asked, name = await self._asked(request, asked_completion)
         assert asked.max_tokens is not None
-        return self._answer(asked, name, list(asked.prompts), asked.max_tokens)
+        return self._answer(asked, list(asked.prompts), asked.max_tokens, Shape(asked, self._model, name))
 
     async def chat(self, request: Request) -> Response:
-        asked, name = await self._asked(request, asked_chat)
+        return await self._chat(request, asked_chat, Shape)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._chat(request, asked_responses, ResponseShape)
+
+    async def _chat(
+        self, request: Request, read: Callable[[dict[str, Any], HttpOptions], Asked], shape: type[Shape]
+    ) -> Response:
+        asked, name = await self._asked(request, read)
         try:
             prompt = self._model.chat(asked.messages)
         except (jinja2.TemplateError, ValueError) as error:
@@ -93,7 +104,7 @@ class Endpoint:
                 400, f"messages: the model's chat template refuses them: {error}", param="messages"
             ) from None
         max_tokens = min(self._options.default_max_tokens, self._model.info.context_tokens)
-        return self._answer(asked, name, [prompt], asked.max_tokens or max_tokens)
+        return self._answer(asked, [prompt], asked.max_tokens or max_tokens, shape(asked, self._model, name))
 
     async def health(self, request: Request) -> Response:
         """Whether the worker takes requests."""
@@ -111,7 +122,7 @@ class Endpoint:
         asked = read(values, self._options)
         return asked, self._served(asked.model)
 
-    def _answer(self, asked: Asked, name: str, prompts: list[Prompt], max_tokens: int) -> Response:
+    def _answer(self, asked: Asked, prompts: list[Prompt], max_tokens: int, shape: Shape) -> Response:
         for prompt in prompts:
             size = len(prompt.encode()) if isinstance(prompt, str) else _TOKEN_BYTES * len(prompt)
             if size > _MAX_PROMPT_BYTES:
@@ -120,7 +131,7 @@ class Endpoint:
         context_tokens = self._model.info.context_tokens
         turns = self._turns if self._options.max_turns else None
         answer = Answer(self._client, asked, prompts, max_tokens, context_tokens, self._background, turns)
-        return AnswerResponse(answer, Shape(asked, self._model, name), self._options, self._running)
+        return AnswerResponse(answer, shape, self._options, self._running)
 
     def _authorize(self, request: Request) -> None:
         """Raises ApiError unless the request has the key, where one is wanted."""

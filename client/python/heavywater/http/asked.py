@@ -15,7 +15,7 @@ from heavywater.v1 import common_pb2
 
 Prompt = str | tuple[int, ...]
 
-_MAX_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 256
 _MAX_TENANT_BYTES = 128
@@ -31,7 +31,7 @@ _IGNORED = (
     "prompt_cache_retention",
     "safety_identifier",
 )
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,21 @@ def asked_completion(values: dict[str, Any], options: HttpOptions) -> Asked:
     """Of /v1/completions. Raises ApiError naming the first field that is wrong."""
     fields = Fields(values)
     prompts = _prompts(fields.take("prompt"))
-    max_tokens = fields.integer("max_tokens", 1, _MAX_TOKENS) or _DEFAULT_COMPLETION_TOKENS
+    max_tokens = fields.integer("max_tokens", 1, MAX_TOKENS) or _DEFAULT_COMPLETION_TOKENS
     off = fields.take("logprobs") is False
     likeliest = None if off else fields.integer("logprobs", 0, _MAX_COMPLETION_LOGPROBS)
     fields.want("echo", False)
     fields.want("suffix", "")
     fields.want("best_of", 1, fields.take("n"))  # the best of as many as are wanted are all of them
-    return _asked(fields, options, prompts=prompts, max_tokens=max_tokens, likeliest=likeliest)
+    return asked_of(fields, options, prompts=prompts, max_tokens=max_tokens, likeliest=likeliest)
 
 
 def asked_chat(values: dict[str, Any], options: HttpOptions) -> Asked:
     """Of /v1/chat/completions. Raises ApiError naming the first field that is wrong."""
     fields = Fields(values)
     messages = _messages(fields.take("messages"))
-    max_tokens = fields.integer("max_completion_tokens", 1, _MAX_TOKENS)
-    older = fields.integer("max_tokens", 1, _MAX_TOKENS)
+    max_tokens = fields.integer("max_completion_tokens", 1, MAX_TOKENS)
+    older = fields.integer("max_tokens", 1, MAX_TOKENS)
     logprobs = fields.boolean("logprobs")
     likeliest = fields.integer("top_logprobs", 0, _MAX_CHAT_LOGPROBS) or 0
     if likeliest and not logprobs:
@@ -94,12 +94,12 @@ def asked_chat(values: dict[str, Any], options: HttpOptions) -> Asked:
     fields.want("tool_choice", "none", "auto")
     fields.want("response_format", {"type": "text"})
     fields.want("modalities", ["text"])
-    return _asked(
+    return asked_of(
         fields, options, messages=messages, max_tokens=max_tokens or older, likeliest=likeliest if logprobs else None
     )
 
 
-def _asked(
+def asked_of(
     fields: Fields,
     options: HttpOptions,
     *,
@@ -139,7 +139,7 @@ def _asked(
         max_tokens=max_tokens,
         temperature=1.0 if temperature is None else temperature if temperature >= _LEAST_FLOAT else 0.0,
         top_p=1.0 if top_p is None else top_p,
-        top_k=fields.integer("top_k", 0, _MAX_TOKENS) or 0,
+        top_k=fields.integer("top_k", 0, MAX_TOKENS) or 0,
         seed=secrets.randbits(63) if seed is None else seed % 2**64,
         stops=_stops(fields.take("stop")),
         ignore_eos=fields.boolean("ignore_eos"),
@@ -182,7 +182,7 @@ def _prompt(name: str, value: object) -> Prompt:
 
 
 def _is_token(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_TOKENS
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
 
 
 def _messages(value: object) -> tuple[dict[str, str], ...]:
@@ -196,15 +196,15 @@ def _message(name: str, value: object) -> dict[str, str]:
         raise invalid(name, f"is {shown(value)}, want an object")
     fields = Fields(value, f"{name}.")
     role = fields.take("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise invalid(fields.name("role"), f"is {shown(role)}, want one of {', '.join(_ROLES)}")
+    if not isinstance(role, str) or role not in ROLES:
+        raise invalid(fields.name("role"), f"is {shown(role)}, want one of {', '.join(ROLES)}")
     content = _content(fields.name("content"), fields.take("content"))
     fields.want("tool_calls", [])
     fields.want("function_call")
     fields.want("audio")
     fields.ignore("name", "refusal", "annotations", "heavywater")  # the last three: an answer that is sent back
     fields.done()
-    return {"role": _ROLES[role], "content": content}
+    return {"role": ROLES[role], "content": content}
 
 
 def _content(name: str, value: object) -> str:

@@ -105,14 +105,14 @@ class AnswerResponse(Response):
                 continue
             if piece.finish_reason is not None:
                 last.append(piece)
-            await self._events(send, [self._shape.chunk(piece)])
+            await self._events(send, self._shape.chunks(piece))
         if self._shape.asked.include_usage:
             await self._events(send, [self._shape.usage_chunk(last)])
-        await _write(send, "data: [DONE]\n\n", more=False)
+        await _write(send, self._shape.farewell, more=False)
 
     async def _events(self, send: Send, objects: Sequence[dict[str, object]]) -> None:
         if objects:
-            await _write(send, "".join(f"data: {json.dumps(one)}\n\n" for one in objects))
+            await _write(send, "".join(map(_event, objects)))
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream that has begun cannot change its status: it ends with the error, and without [DONE]."""
@@ -123,6 +123,11 @@ class AnswerResponse(Response):
                     await error.response()(scope, receive, send)
                 elif self._shape.asked.stream:
                     await _write(send, f"data: {json.dumps(error.body())}\n\n", more=False)
+
+
+def _event(one: dict[str, object]) -> str:
+    name = f"event: {one['type']}\n" if "type" in one else ""
+    return f"{name}data: {json.dumps(one)}\n\n"
 
 
 async def _write(send: Send, text: str, *, more: bool = True) -> None:

@@ -43,8 +43,16 @@ class Shape:
             for index in range(self.asked.num_choices)
         ]
 
-    def chunk(self, piece: Piece) -> dict[str, object]:
+    def chunks(self, piece: Piece) -> list[dict[str, object]]:
         """A piece of a stream."""
+        return [self._chunk_of(piece)]
+
+    @property
+    def farewell(self) -> str:
+        """What a stream ends with that has ended well."""
+        return "data: [DONE]\n\n"
+
+    def _chunk_of(self, piece: Piece) -> dict[str, object]:
         choice: dict[str, object] = {"index": piece.choice, "finish_reason": piece.finish_reason}
         if self.asked.is_chat:
             choice["delta"] = {"content": piece.text} if piece.text else {}
