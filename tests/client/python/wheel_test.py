@@ -130,7 +130,7 @@ def test_where_there_are_no_servers_the_command_says_how_to_get_them(python: Pat
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HEAVYWATER_MODEL": "none"},
+        env={"PATH": "/usr/bin:/bin", "HEAVYWATER_MODEL": str(python)},  # any file: it is not read
         check=False,
     )
     assert done.returncode == 1
