@@ -79,4 +79,4 @@ def test_the_command_runs_as_a_process():
     command = [sys.executable, "-m", "heavywater", "eval", "needle", "--transformers", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    assert "snapkv_h2o, recall 64" in done.stdout
+    assert "snapkv_h2o + recall 64" in done.stdout

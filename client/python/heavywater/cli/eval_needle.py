@@ -169,8 +169,8 @@ def _when(result: NeedleResult) -> str:
 
 
 def _table(results: list[NeedleResult]) -> Table:
-    columns = ("policy", "question", "budget", "bytes", "found", "by depth", "reads (most)")
-    table = Table(*columns, box=box.SIMPLE_HEAD)
+    columns = ("policy", "question", "budget", "bytes", "found", "by depth", "reads")
+    table = Table(*columns, box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for result in results:
         row = result.row
         table.add_row(
@@ -188,7 +188,7 @@ def _table(results: list[NeedleResult]) -> Table:
 def _policy_words(row: Row) -> str:
     if row.recall is None:
         return row.policy
-    return f"recall {row.recall}" if row.tuned else f"{row.policy}, recall {row.recall}"
+    return f"recall {row.recall}" if row.tuned else f"{row.policy} + recall {row.recall}"
 
 
 def _check_full(results: list[NeedleResult]) -> None:
