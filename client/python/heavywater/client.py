@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy.typing as npt
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from heavywater.admin import AdminCalls
 from heavywater.errors import translated
@@ -75,9 +76,11 @@ class Client(AdminCalls):
         self._channels: list[Any] = []
         self._timeout_s = timeout_s
         self._sleep = sleep
-        self._generation = self._sequences = self._pages = self._admin = None
+        self._generation = self._health = self._sequences = self._pages = self._admin = None
         if worker:
-            self._generation = generation_pb2_grpc.GenerationServiceStub(self._connect(worker))
+            channel = self._connect(worker)
+            self._generation = generation_pb2_grpc.GenerationServiceStub(channel)
+            self._health = health_pb2_grpc.HealthStub(channel)
         if cache:
             channel = self._connect(cache)
             self._sequences = sequence_pb2_grpc.SequenceServiceStub(channel)
@@ -185,6 +188,13 @@ class Client(AdminCalls):
                 return Model.from_responses(stub.GetModel(request, timeout=self._timeout_s))
 
         return read_with_retries(read, self._sleep)
+
+    def is_ready(self, timeout_s: float = 2.0) -> bool:
+        """Whether the worker takes requests. Raises when it does not answer."""
+        request = health_pb2.HealthCheckRequest(service="readiness")
+        with translated():
+            answer = wanted(self._health, "worker").Check(request, timeout=timeout_s)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     # The cache service.
 

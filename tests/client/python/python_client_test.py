@@ -57,6 +57,12 @@ def test_a_conversation_is_sent_as_messages(client: Client, servers: FakeServers
         client.generate([{"role": "user"}], max_new_tokens=1)
 
 
+def test_a_worker_says_whether_it_takes_requests(client: Client, servers: FakeServers) -> None:
+    assert client.is_ready()
+    servers.health.ready = False
+    assert not client.is_ready()
+
+
 def test_logits_arrive_as_an_array_of_the_vocabulary(client: Client) -> None:
     (token,) = client.generate([2, 3], forced_tokens=[7], return_logits=True, policy=PolicyOptions(policy="full"))
     assert token.token == 7
