@@ -14,8 +14,9 @@ absl::Status QueueFull(size_t max_queued) {
 
 }  // namespace
 
-ThreadExecutor::ThreadExecutor(size_t max_queued)
-    : max_queued_(max_queued), thread_([this] { Run(); }) {}
+ThreadExecutor::ThreadExecutor(size_t max_queued, int num_threads) : max_queued_(max_queued) {
+  for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Run(); });
+}
 
 ThreadExecutor::~ThreadExecutor() {
   {
@@ -23,7 +24,7 @@ ThreadExecutor::~ThreadExecutor() {
     stopping_ = true;
     changed_.SignalAll();
   }
-  thread_.join();
+  for (std::thread& thread : threads_) thread.join();
 }
 
 absl::Status ThreadExecutor::Schedule(std::function<void()> task) {

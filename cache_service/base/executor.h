@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "cache_service/base/mutex.h"
@@ -18,10 +19,11 @@ class Executor {
   virtual absl::Status Schedule(std::function<void()> task) = 0;
 };
 
-// One thread, a bounded queue. The destructor runs what is queued, then joins.
+// A bounded queue. The destructor runs what is queued, then joins. With more than one thread a
+// task may end before one that was scheduled earlier.
 class ThreadExecutor final : public Executor {
  public:
-  explicit ThreadExecutor(size_t max_queued);
+  explicit ThreadExecutor(size_t max_queued, int num_threads = 1);
   ~ThreadExecutor() override;
   absl::Status Schedule(std::function<void()> task) override;
 
@@ -33,7 +35,7 @@ class ThreadExecutor final : public Executor {
   CondVar changed_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 };
 
 // Runs nothing until asked: tests decide when background work happens.

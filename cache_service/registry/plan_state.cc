@@ -240,14 +240,11 @@ void PlanState::TakeSnapshots(const std::vector<int64_t>& watermarks, uint64_t o
   for (auto& [number, plan] : pending_) {
     if (!IsRestorable(plan) || !IsStored(plan, watermarks)) continue;
     if (!snapshots_.empty() && number <= snapshots_.back()->plan) continue;
-    auto snapshot = std::make_shared<CommittedSnapshot>();
-    snapshot->plan = number;
-    snapshot->order = order;
-    snapshot->tokens_seen = plan.tokens_seen;
-    snapshot->parts = std::exchange(plan.snapshots, std::vector<std::string>(layout_.num_ranks));
+    CommittedSnapshot snapshot = {.plan = number, .tokens_seen = plan.tokens_seen, .order = order};
+    snapshot.parts = std::exchange(plan.snapshots, std::vector<std::string>(layout_.num_ranks));
     plan.snapshot_bytes.assign(layout_.num_ranks, 0);
     plan.bytes = BytesOf(plan);
-    snapshots_.push_back(std::move(snapshot));
+    KeepSnapshot(std::move(snapshot));
     if (snapshots_.size() > kKeptSnapshots) snapshots_.erase(std::next(snapshots_.begin()));
   }
 }
@@ -258,10 +255,14 @@ int64_t CommittedSnapshot::bytes() const {
   return bytes;
 }
 
-int64_t PlanState::snapshot_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& snapshot : snapshots_) bytes += snapshot->bytes();
-  return bytes;
+void PlanState::KeepSnapshot(CommittedSnapshot snapshot) {
+  const std::shared_ptr<std::atomic<int64_t>> gauge = layout_.snapshot_gauge;
+  if (gauge != nullptr) *gauge += snapshot.bytes();
+  snapshots_.emplace_back(new CommittedSnapshot(std::move(snapshot)),
+                          [gauge](const CommittedSnapshot* gone) {
+                            if (gauge != nullptr) *gauge -= gone->bytes();
+                            delete gone;
+                          });
 }
 
 std::shared_ptr<const CommittedSnapshot> PlanState::oldest_snapshot() const {

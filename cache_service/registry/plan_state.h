@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -29,6 +30,9 @@ struct PlanLayout {
   int num_kv_heads = 1;
   bool per_kv_head = false;  // scope kv_head: a set for every head, hashes differ by rank
   int64_t max_tokens = 1;
+  // Counts the bytes of all committed states that are kept, of several sequences that share one
+  // once; null: nobody counts.
+  std::shared_ptr<std::atomic<int64_t>> snapshot_gauge = nullptr;
 };
 
 // One layer's set, or one KV head's of one layer.
@@ -45,8 +49,8 @@ struct ResidentPositions {
 struct CommittedSnapshot {
   int64_t plan = 0;
   int64_t tokens_seen = 0;
-  std::vector<std::string> parts;  // [num_ranks]
-  uint64_t order = 0;              // as given to Advance() when it was taken
+  std::vector<std::string> parts = {};  // [num_ranks]
+  uint64_t order = 0;                   // as given to Advance() when it was taken
   int64_t bytes() const;
 };
 
@@ -93,8 +97,6 @@ class PlanState {
   std::shared_ptr<const CommittedSnapshot> FindSnapshot(int64_t max_tokens_seen) const;
   // The state of that plan; null when it is not kept.
   std::shared_ptr<const CommittedSnapshot> SnapshotOfPlan(int64_t plan) const;
-  // Of all that are kept.
-  int64_t snapshot_bytes() const;
   // Null: none.
   std::shared_ptr<const CommittedSnapshot> oldest_snapshot() const;
   void DropOldestSnapshot();
@@ -144,6 +146,7 @@ class PlanState {
   void AddSnapshot(int rank, const v1::SnapshotPart& part, ReportedPlan& plan) const;
   bool IsRestorable(const ReportedPlan& plan) const;
   void TakeSnapshots(const std::vector<int64_t>& watermarks, uint64_t order);
+  void KeepSnapshot(CommittedSnapshot snapshot);
   bool IsComplete(const ReportedPlan& plan) const;
   // `watermarks`: of each rank.
   static bool IsStored(const ReportedPlan& plan, const std::vector<int64_t>& watermarks);

@@ -128,11 +128,9 @@ absl::Status PlanState::Load(const v1::PlansState& record) {
       return absl::DataLossError(absl::StrCat("the state of sequence ", layout_.sequence,
                                               ": a snapshot has ", state.parts_size(), " parts"));
     }
-    auto snapshot = std::make_shared<CommittedSnapshot>();
-    snapshot->plan = state.plan();
-    snapshot->tokens_seen = state.tokens_seen();
-    snapshot->parts.assign(state.parts().begin(), state.parts().end());
-    snapshots_.push_back(std::move(snapshot));
+    CommittedSnapshot snapshot = {.plan = state.plan(), .tokens_seen = state.tokens_seen()};
+    snapshot.parts.assign(state.parts().begin(), state.parts().end());
+    KeepSnapshot(std::move(snapshot));
   }
   if (!record.disagreement().empty()) {
     agreement_ = absl::FailedPreconditionError(record.disagreement());

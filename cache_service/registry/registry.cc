@@ -48,6 +48,9 @@ absl::Status Registry::Restore(const std::vector<SequenceId>& live,
   for (const SequenceRegistry::FinishedRank& rank : sequences_.FinishedRanks()) {
     late_stops_[{rank.id, rank.rank}] = {rank.incarnation, rank.write_end + WriteGrace()};
   }
+  for (const auto& [id, write_end] : sequences_.WriteEnds()) {
+    contest_ends_[id] = write_end + WriteGrace();
+  }
   return LoadRetiring(retiring);
 }
 
@@ -107,7 +110,30 @@ absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
       CompareWithGroup(owner.fingerprint, "the sequence has", formation.fingerprint));
   // Ranks read them in place. Waits for the tiers below, so not under a lock.
   HW_RETURN_IF_ERROR(store_.BringUp(request.sequence_id()));
-  return sequences_.Reopen(request, formation.size);
+  std::vector<Epoch> since;
+  for (int rank = 0; rank < formation.size; ++rank) {
+    since.push_back(groups_.MemberSince(request.group(), rank));
+  }
+  HW_ASSIGN_OR_RETURN(v1::ReopenSequenceResponse reopened, sequences_.Reopen(request, since));
+  const absl::Time earlier = sequences_.EarlierWriteEnd(
+      request.sequence_id(), *std::max_element(since.begin(), since.end()));
+  if (earlier + WriteGrace() <= clock_.Now()) return reopened;
+  MutexLock lock(&mutex_);
+  absl::Time& end = contest_ends_[request.sequence_id()];
+  end = std::max(end, earlier + WriteGrace());
+  return reopened;
+}
+
+// Processes that were replaced stop by their own clocks.
+void Registry::EndContests() {
+  for (auto contest = contest_ends_.begin(); contest != contest_ends_.end();) {
+    if (contest->second > clock_.Now()) {
+      ++contest;
+      continue;
+    }
+    store_.EndContest(contest->first);
+    contest = contest_ends_.erase(contest);
+  }
 }
 
 absl::StatusOr<v1::HeartbeatResponse> Registry::Heartbeat(const v1::HeartbeatRequest& request) {
@@ -236,6 +262,7 @@ std::vector<SequenceId> Registry::Tick() {
   MutexLock lock(&mutex_);
   CollectEnded();
   StopLater();
+  EndContests();
   StateBatch ended;
   // By now every writer has heard of the end, or has stopped by its own clock.
   for (auto item = retiring_.begin(); item != retiring_.end();) {

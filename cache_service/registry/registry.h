@@ -78,6 +78,7 @@ class Registry {
   // Whoever has the sequence (or had it at its end) says that it writes no more.
   void NoteFinished(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
   bool IsOfItsEnd(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
+  void EndContests() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopWriters(const std::string& group, int rank,
                    const absl::flat_hash_set<SequenceId>& listed);
@@ -98,6 +99,8 @@ class Registry {
   };
   std::map<std::pair<SequenceId, int>, LateStop> late_stops_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Retiring> retiring_ ABSL_GUARDED_BY(mutex_);
+  // When no process that was replaced writes to it any more.
+  std::map<SequenceId, absl::Time> contest_ends_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace heavywater

@@ -152,7 +152,6 @@ v1::ForkSequenceResponse SequenceRegistry::AddFork(const v1::ForkSequenceRequest
   *record.fork.mutable_request() = request;
   *record.fork.mutable_response() = response;
   RememberFork(record);
-  snapshot_bytes_ += record.plans.snapshot_bytes();
   BoundSnapshots();
   OfferPrefix(id, record);
   Save(id, record);

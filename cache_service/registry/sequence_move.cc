@@ -58,12 +58,10 @@ absl::Status SequenceRegistry::Import(SequenceId id, const v1::SequenceState& st
   // Its pages may have been stored at 8 bits, which a copy does not tell: nobody begins with them.
   own.mutable_request()->clear_prefix();
   const SequenceId next_id = next_id_;
-  const int64_t snapshot_bytes = snapshot_bytes_;
   const absl::Status loaded = LoadSequence(id, own.SerializeAsString());
   next_id_ = next_id;  // the id is of another service's numbers
   if (!loaded.ok()) {
     records_.erase(id);
-    snapshot_bytes_ = snapshot_bytes;
     return loaded;
   }
   Record& record = records_.at(id);

@@ -22,12 +22,12 @@ absl::Status CheckPin(const v1::PinRequest& request) {
 }  // namespace
 
 int64_t SequenceRegistry::KeptBytes(SequenceId with) const {
-  int64_t held = 0;
+  std::vector<SequenceId> ids;
   for (const auto& [id, record] : records_) {
     const bool kept = record.suspended > absl::ZeroDuration() || pins_.IsPinned(id);
-    if (id == with || kept) held += store_.HostBytes(id);
+    if (id == with || kept) ids.push_back(id);
   }
-  return held;
+  return store_.HostBytesTogether(ids);
 }
 
 absl::Status SequenceRegistry::CheckKept(SequenceId id, const char* what) const {

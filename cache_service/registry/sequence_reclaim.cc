@@ -1,13 +1,29 @@
 // How the registry makes room: finished sequences are kept until their leases end
 // for whoever may want to read them, but only while nobody needs their place.
 #include <algorithm>
+#include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/shortage.h"
 #include "cache_service/registry/sequence_registry.h"
 
 namespace heavywater {
+namespace {
+
+template <typename Sequences>
+std::vector<SequenceId> IdsOf(const Sequences& sequences) {
+  std::vector<SequenceId> ids;
+  for (const auto& one : sequences) ids.push_back(one.id);
+  return ids;
+}
+
+int64_t TotalOf(const std::vector<int64_t>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
+}  // namespace
 
 std::vector<SequenceRegistry::Finished> SequenceRegistry::FinishedSequences(
     const std::string* tenant, SequenceId spared) {
@@ -57,20 +73,38 @@ absl::Status SequenceRegistry::EndFinished(const absl::Status& full, SequenceId 
     return EndFinishedOf(*tenant, full, spared);
   }
   const std::vector<Finished> finished = FinishedSequences(nullptr, spared);
-  int64_t held = 0;
-  for (const Finished& one : finished) held += one.host_bytes;
   const auto shortage = ShortageOf(full);
   // Without figures (no place in one piece) one after the other.
   int64_t missing = shortage.has_value() ? shortage->need - shortage->available : 1;
   // Nothing is ended for what does not fit even so. What is ended in a lower tier makes
   // room there, to which pages of the host then move.
-  if (held < missing) return NameHolders(full, finished);
-  for (const Finished& one : finished) {
-    if (missing <= 0) break;
-    Reclaim(one.id);
-    missing -= one.bytes;
-  }
+  if (TotalOf(store_.FreedBytes(IdsOf(finished))) < missing) return NameHolders(full, finished);
+  for (const SequenceId id : ThoseThatHelp(finished, missing)) Reclaim(id);
   return absl::OkStatus();
+}
+
+// The longest unused ones whose ends make so much room together, without those that others
+// keep all pages of.
+std::vector<SequenceId> SequenceRegistry::ThoseThatHelp(const std::vector<Finished>& finished,
+                                                        int64_t missing) {
+  const std::vector<int64_t> freed = store_.FreedBytes(IdsOf(finished));
+  std::vector<Finished> chosen;
+  std::vector<SequenceId> in_vain;
+  for (size_t i = 0; i < finished.size() && missing > 0; ++i) {
+    const int64_t below = finished[i].bytes - finished[i].host_bytes;
+    chosen.push_back(finished[i]);
+    if (freed[i] + below == 0) in_vain.push_back(finished[i].id);
+    missing -= freed[i] + below;
+  }
+  std::vector<SequenceId> ids = IdsOf(chosen);
+  const int64_t total = TotalOf(store_.FreedBytes(ids));
+  for (const SequenceId id : in_vain) {
+    std::vector<SequenceId> others = ids;
+    std::erase(others, id);
+    // Unless what it shares is free only once it has ended, too.
+    if (TotalOf(store_.FreedBytes(others)) == total) ids = std::move(others);
+  }
+  return ids;
 }
 
 // Of the tenant's own: nobody else's make room in its quota.
@@ -129,10 +163,7 @@ absl::Status SequenceRegistry::Unknown(SequenceId id, const Viewer& viewer) cons
   return absl::NotFoundError(absl::StrCat("sequence ", id, " is unknown or has ended"));
 }
 
-int64_t SequenceRegistry::snapshot_bytes() const {
-  MutexLock lock(&mutex_);
-  return snapshot_bytes_;
-}
+int64_t SequenceRegistry::snapshot_bytes() const { return *snapshot_bytes_; }
 
 int64_t SequenceRegistry::num_reclaimed() const {
   MutexLock lock(&mutex_);

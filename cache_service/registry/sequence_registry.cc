@@ -8,7 +8,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
 #include "cache_service/registry/layout.h"
 #include "cache_service/registry/plan_sets.h"
@@ -134,13 +133,14 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
 }
 
 PlanLayout SequenceRegistry::LayoutOf(SequenceId id, const v1::OpenSequenceRequest& request,
-                                      int num_ranks) {
+                                      int num_ranks) const {
   return {.sequence = id,
           .num_ranks = num_ranks,
           .num_layers = request.fingerprint().num_layers(),
           .num_kv_heads = request.fingerprint().num_kv_heads(),
           .per_kv_head = request.budget().scope() == "kv_head",
-          .max_tokens = request.max_tokens()};
+          .max_tokens = request.max_tokens(),
+          .snapshot_gauge = snapshot_bytes_};
 }
 
 SequenceRegistry::Record& SequenceRegistry::AddRecord(SequenceId id,
@@ -174,7 +174,6 @@ SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator reco
   prefixes_.Remove(id);
   if (pins_.RemoveAll(id)) PinsChanged(id);
   (void)store_.Release(id);
-  snapshot_bytes_ -= state.plans.snapshot_bytes();
   ended_.push_back({id, state.request.group(), state.request.epoch(), state.num_ranks,
                     state.write_end, state.lease, state.incarnation});
   ended_requests_.push_back(state.request.request_id());
@@ -187,14 +186,12 @@ SequenceRegistry::Records::iterator SequenceRegistry::End(Records::iterator reco
 }
 
 void SequenceRegistry::Advance(SequenceId id, Record& record) {
-  const int64_t before = record.plans.snapshot_bytes();
   record.plans.Advance(
       [&](int rank) -> std::optional<int64_t> {
         if (!store_.IsWriter(id, rank)) return std::nullopt;
         return store_.Watermark(id, rank);
       },
       ++num_advances_);
-  snapshot_bytes_ += record.plans.snapshot_bytes() - before;
   BoundSnapshots();
 }
 
@@ -214,10 +211,9 @@ PlanState* SequenceRegistry::OldestSnapshots() {
 }
 
 void SequenceRegistry::BoundSnapshots() {
-  while (snapshot_bytes_ > options_.max_snapshot_bytes) {
+  while (*snapshot_bytes_ > options_.max_snapshot_bytes) {
     PlanState* const oldest = OldestSnapshots();
-    HW_CHECK(oldest != nullptr);
-    snapshot_bytes_ -= oldest->oldest_snapshot()->bytes();
+    if (oldest == nullptr) return;  // somebody still reads them
     oldest->DropOldestSnapshot();
   }
 }

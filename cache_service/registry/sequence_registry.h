@@ -1,11 +1,13 @@
 // All sequences: ids, leases, and what their ranks report.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -57,9 +59,10 @@ class SequenceRegistry {
   absl::StatusOr<std::vector<v1::SequenceSet>> GetSets(const v1::GetSetsRequest& request,
                                                        const Viewer& viewer = Viewer::All());
 
-  // The group has been checked; `num_ranks` is its size. As SequenceService says.
+  // The group has been checked; `since` has the epoch in which each rank's process joined it.
+  // As SequenceService says.
   absl::StatusOr<v1::ReopenSequenceResponse> Reopen(const v1::ReopenSequenceRequest& request,
-                                                    int num_ranks);
+                                                    std::span<const Epoch> since);
   // As SequenceService says. (sequence_suspend.cc)
   absl::StatusOr<v1::SuspendSequenceResponse> Suspend(const v1::SuspendSequenceRequest& request,
                                                       const Viewer& viewer = Viewer::All());
@@ -92,6 +95,8 @@ class SequenceRegistry {
   // Until when, by their own clocks, processes may write to it that had it before it was
   // reopened and joined their group before `since`. The past: none, or it is unknown.
   absl::Time EarlierWriteEnd(SequenceId id, Epoch since) const;
+  // Until when, by their own clocks, the ranks of each sequence may write to it.
+  std::vector<std::pair<SequenceId, absl::Time>> WriteEnds() const;
   // Of a sequence that goes on: whose last word was that they write no more.
   struct FinishedRank {
     SequenceId id = 0;
@@ -257,6 +262,8 @@ class SequenceRegistry {
   void Reclaim(SequenceId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndFinishedOf(const TenantShortage& tenant, const absl::Status& full,
                              SequenceId spared) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<SequenceId> ThoseThatHelp(const std::vector<Finished>& finished, int64_t missing)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EndFinished(const absl::Status& full, SequenceId spared)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Open() as far as it goes without more room in the store, which is `store_full` then.
@@ -304,7 +311,7 @@ class SequenceRegistry {
   absl::StatusOr<v1::OpenSequenceResponse> Replay(const v1::OpenSequenceRequest& request,
                                                   const FirstAnswer& first) const;
   // --- What a restart needs --- (sequence_registry_state.cc)
-  static PlanLayout LayoutOf(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks);
+  PlanLayout LayoutOf(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks) const;
   Record& AddRecord(SequenceId id, const v1::OpenSequenceRequest& request, int num_ranks,
                     absl::Duration lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   SequenceId NextId() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -341,6 +348,9 @@ class SequenceRegistry {
   bool MayRun(const Record& record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The state that was taken first, of sequences that nobody has suspended if there are any.
   PlanState* OldestSnapshots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ranks that go on with another process share nothing with the one before that may write.
+  absl::Status ContestReplaced(SequenceId id, const Record& record, std::span<const Epoch> since,
+                               int64_t tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteReopened(const v1::ReopenSequenceRequest& request, Record& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Never shortens what is left of it.
@@ -353,6 +363,9 @@ class SequenceRegistry {
   const RegistryOptions options_;
   PageStore& store_;
   Clock& clock_;
+  // Of all records.
+  const std::shared_ptr<std::atomic<int64_t>> snapshot_bytes_ =
+      std::make_shared<std::atomic<int64_t>>(0);
   StateStore* const state_;
   mutable Mutex mutex_;
   SequenceId next_id_ ABSL_GUARDED_BY(mutex_);
@@ -373,7 +386,6 @@ class SequenceRegistry {
   std::map<SequenceId, std::string> reclaimed_ ABSL_GUARDED_BY(mutex_);
   int64_t num_reclaimed_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t num_advances_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t snapshot_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of all records
   int64_t num_reports_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t num_disagreements_ ABSL_GUARDED_BY(mutex_) = 0;
 };

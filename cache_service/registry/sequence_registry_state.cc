@@ -111,9 +111,7 @@ absl::Status SequenceRegistry::LoadSequence(SequenceId id, std::string_view valu
   if (record.fork.has_response()) RememberFork(record);
   next_id_ = std::max(next_id_, id + 1);
   store_.SetOwner(id, record.request.tenant(), PageDtypeOf(record.request.fingerprint().dtype()));
-  HW_RETURN_IF_ERROR(record.plans.Load(message.plans()));
-  snapshot_bytes_ += record.plans.snapshot_bytes();
-  return absl::OkStatus();
+  return record.plans.Load(message.plans());
 }
 
 absl::Status SequenceRegistry::LoadReport(SequenceId id, std::string_view value) {

@@ -104,6 +104,24 @@ absl::Time SequenceRegistry::EarlierWriteEnd(SequenceId id, Epoch since) const {
   return end;
 }
 
+std::vector<std::pair<SequenceId, absl::Time>> SequenceRegistry::WriteEnds() const {
+  std::vector<std::pair<SequenceId, absl::Time>> ends;
+  MutexLock lock(&mutex_);
+  for (const auto& [id, record] : records_) ends.emplace_back(id, record.write_end);
+  return ends;
+}
+
+// Before the record says that it goes on: a restart between the two finds more than it needs.
+absl::Status SequenceRegistry::ContestReplaced(SequenceId id, const Record& record,
+                                               std::span<const Epoch> since, int64_t tokens) {
+  for (size_t rank = 0; rank < since.size(); ++rank) {
+    // 0: its group has just gone, and comes back with whichever process.
+    if (since[rank] > 0 && since[rank] <= record.epoch) continue;
+    HW_RETURN_IF_ERROR(store_.Contest(id, static_cast<int>(rank), tokens));
+  }
+  return absl::OkStatus();
+}
+
 std::vector<SequenceRegistry::FinishedRank> SequenceRegistry::FinishedRanks() const {
   std::vector<FinishedRank> finished;
   MutexLock lock(&mutex_);
@@ -117,7 +135,7 @@ std::vector<SequenceRegistry::FinishedRank> SequenceRegistry::FinishedRanks() co
 }
 
 absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
-    const v1::ReopenSequenceRequest& request, int num_ranks) {
+    const v1::ReopenSequenceRequest& request, std::span<const Epoch> since) {
   MutexLock lock(&mutex_);
   const SequenceId id = request.sequence_id();
   HW_RETURN_IF_ERROR(
@@ -125,7 +143,7 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   // To other tenants it is as if it were not there.
   HW_ASSIGN_OR_RETURN(const Records::iterator found, Find(id, Viewer::Tenant(request.tenant())));
   Record& record = found->second;
-  HW_RETURN_IF_ERROR(CheckReopen(request, num_ranks, id, record));
+  HW_RETURN_IF_ERROR(CheckReopen(request, static_cast<int>(since.size()), id, record));
   Advance(id, record);
   int64_t known = CommonTokens(request.tokens(), record.plans.tokens());
   const int64_t most =
@@ -139,9 +157,8 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
       KeepInHostMemory(id, std::max(request.max_tokens(), record.request.max_tokens())));
   // What was given up behind the state is taken in again, as text that is not known.
   known = std::max(std::min(known, record.plans.first_dropped()), snapshot->tokens_seen);
-  snapshot_bytes_ -= record.plans.snapshot_bytes();
+  HW_RETURN_IF_ERROR(ContestReplaced(id, record, since, known));
   record.plans.GoBackTo(snapshot->plan, known);
-  snapshot_bytes_ += record.plans.snapshot_bytes();
   if (request.max_tokens() > record.request.max_tokens()) {
     record.request.set_max_tokens(request.max_tokens());
     record.plans.Extend(request.max_tokens());

@@ -40,9 +40,7 @@ absl::StatusOr<v1::TruncateSequenceResponse> SequenceRegistry::Truncate(
     return absl::FailedPreconditionError(absl::StrCat(
         "sequence ", id, " has no committed state of ", request.tokens(), " tokens or fewer"));
   }
-  snapshot_bytes_ -= record.plans.snapshot_bytes();
   record.plans.Truncate(snapshot->plan, request.tokens());
-  snapshot_bytes_ += record.plans.snapshot_bytes();
   record.last_use = clock_.Now();
   Save(id, record);
   // After the record: a restart between the two finds more than it needs.

@@ -44,6 +44,9 @@ void LogTierChange(const char* tier, const absl::Status& status) {
 // For one tier below the host's: each holds a chunk of memory.
 constexpr size_t kMaxReadsWaiting = 256;
 constexpr size_t kMaxBackgroundTasks = 64;
+// A large one holds up neither heartbeats, which have gRPC's threads, nor all of the others.
+constexpr size_t kMaxBringUps = 256;
+constexpr int kBringUpThreads = 4;
 
 // A rank of an earlier run must not hit a sequence or a formation of this one:
 // numbers begin at the microsecond of the start (a supervisor restarts within the
@@ -86,6 +89,7 @@ struct CacheServer::Parts {
         tier_threads(below.size()),
         events(clock),
         background(kMaxBackgroundTasks),
+        bring_ups(kMaxBringUps, kBringUpThreads),
         store(std::make_unique<HostPageStore>(std::move(durable.slab), state.get()),
               std::move(below),
               {.high_percent = config.tier_high_percent(),
@@ -103,7 +107,7 @@ struct CacheServer::Parts {
         page_handlers(registry, store, config.disable_slab() ? nullptr : &store.slab(),
                       StartTierThreads()),
         groups(registry, gate),
-        sequences(registry, gate, access, cluster->bring()),
+        sequences(registry, gate, access, bring_ups, cluster->bring()),
         pages(page_handlers, gate, access),
         blobs(blob_store, gate, TierThreads(), absl::Milliseconds(config.blob_stall_ms()), clock),
         drainer(registry, gate, clock),
@@ -166,6 +170,7 @@ struct CacheServer::Parts {
   std::vector<std::unique_ptr<ThreadExecutor>> tier_threads;  // of reads, one for each tier below
   EventLog events;
   ThreadExecutor background;  // of admin calls that wait for disks
+  ThreadExecutor bring_ups;   // of calls about sequences that may wait for the tiers below
   OrderedPageStore store;
   Registry registry;
   BlobStore blob_store;

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "cache_service/runtime/logging.h"
 #include "cache_service/runtime/trace_context.h"
 #include "cache_service/server/unary.h"
@@ -51,18 +52,44 @@ template <typename Response>
 grpc::ServerUnaryReactor* SequenceService::Answer(grpc::CallbackServerContext* context,
                                                   SequenceId id, Response* response,
                                                   std::function<absl::StatusOr<Response>()> call) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  AnswerHere(context, reactor, id, response, std::move(call));
+  return reactor;
+}
+
+template <typename Response>
+void SequenceService::AnswerHere(grpc::CallbackServerContext* context,
+                                 grpc::ServerUnaryReactor* reactor, SequenceId id,
+                                 Response* response,
+                                 std::function<absl::StatusOr<Response>()> call) {
   const ScopedTrace trace(*context);
   absl::StatusOr<Response> answer = call();
-  if (bring_ == nullptr || !absl::IsNotFound(answer.status())) {
-    return Finish(context, std::move(answer), response);
+  if (id == 0 || bring_ == nullptr || !absl::IsNotFound(answer.status())) {
+    if (answer.ok()) *response = *std::move(answer);
+    reactor->Finish(ToGrpcStatus(answer.status()));
+    return;
   }
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   bring_(id, access_.ViewerOf(*context), [=](const absl::Status& brought) {
     const ScopedTrace later(*context);
     absl::StatusOr<Response> again = brought.ok() ? call() : absl::StatusOr<Response>(brought);
     if (again.ok()) *response = *std::move(again);
     reactor->Finish(ToGrpcStatus(again.status()));
   });
+}
+
+template <typename Response>
+grpc::ServerUnaryReactor* SequenceService::AnswerLater(
+    grpc::CallbackServerContext* context, SequenceId id, Response* response,
+    std::function<absl::StatusOr<Response>()> call) {
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  const absl::Status scheduled = bring_ups_.Schedule([=, this] {
+    if (context->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
+    AnswerHere(context, reactor, id, response, call);
+  });
+  if (!scheduled.ok()) {
+    reactor->Finish(ToGrpcStatus(absl::UnavailableError(
+        absl::StrCat("too much waits for the tiers below host memory: ", scheduled.message()))));
+  }
   return reactor;
 }
 
@@ -71,18 +98,20 @@ grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* con
                                                 v1::OpenSequenceResponse* response) {
   const ScopedTrace trace(*context);
   if (const absl::Status open = gate_.CheckNew(); !open.ok()) return Finish(context, open);
-  auto opened = registry_.Open(*request);
-  if (opened.ok()) {
-    LogInfo("sequence opened", {{"sequence", opened->sequence_id()},
-                                {"group", request->group()},
-                                {"tenant", request->tenant()},
-                                {"prompt_tokens", request->prompt_tokens()},
-                                {"policy", request->budget().policy()}});
-  } else {
-    LogWarn("sequence refused",
-            {{"group", request->group()}, {"status", opened.status().ToString()}});
-  }
-  return Finish(context, std::move(opened), response);
+  return AnswerLater<v1::OpenSequenceResponse>(context, 0, response, [=, this] {
+    auto opened = registry_.Open(*request);
+    if (opened.ok()) {
+      LogInfo("sequence opened", {{"sequence", opened->sequence_id()},
+                                  {"group", request->group()},
+                                  {"tenant", request->tenant()},
+                                  {"prompt_tokens", request->prompt_tokens()},
+                                  {"policy", request->budget().policy()}});
+    } else {
+      LogWarn("sequence refused",
+              {{"group", request->group()}, {"status", opened.status().ToString()}});
+    }
+    return opened;
+  });
 }
 
 grpc::ServerUnaryReactor* SequenceService::Get(grpc::CallbackServerContext* context,
@@ -120,7 +149,8 @@ grpc::ServerUnaryReactor* SequenceService::Reopen(grpc::CallbackServerContext* c
                                                   v1::ReopenSequenceResponse* response) {
   const ScopedTrace trace(*context);
   if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
-  return Answer<v1::ReopenSequenceResponse>(context, request->sequence_id(), response, [=, this] {
+  const SequenceId id = request->sequence_id();
+  return AnswerLater<v1::ReopenSequenceResponse>(context, id, response, [=, this] {
     auto reopened = registry_.Reopen(*request);
     LogInfo("sequence reopened", {{"sequence", request->sequence_id()},
                                   {"group", request->group()},
@@ -169,13 +199,15 @@ grpc::ServerUnaryReactor* SequenceService::Fork(grpc::CallbackServerContext* con
                                                 v1::ForkSequenceResponse* response) {
   const ScopedTrace trace(*context);
   if (const absl::Status open = gate_.CheckNew(); !open.ok()) return Finish(context, open);
-  auto forked = registry_.sequences().Fork(*request, access_.ViewerOf(*context));
-  if (forked.ok()) {
-    LogInfo("sequence forked", {{"sequence", request->sequence_id()},
-                                {"new_sequence", forked->sequence_id()},
-                                {"shared_tokens", forked->shared_tokens()}});
-  }
-  return Finish(context, std::move(forked), response);
+  return AnswerLater<v1::ForkSequenceResponse>(context, 0, response, [=, this] {
+    auto forked = registry_.sequences().Fork(*request, access_.ViewerOf(*context));
+    if (forked.ok()) {
+      LogInfo("sequence forked", {{"sequence", request->sequence_id()},
+                                  {"new_sequence", forked->sequence_id()},
+                                  {"shared_tokens", forked->shared_tokens()}});
+    }
+    return forked;
+  });
 }
 
 grpc::ServerUnaryReactor* SequenceService::ReadSnapshot(grpc::CallbackServerContext* context,

@@ -4,6 +4,7 @@
 #include <functional>
 #include <utility>
 
+#include "cache_service/base/executor.h"
 #include "cache_service/registry/registry.h"
 #include "cache_service/runtime/access.h"
 #include "cache_service/server/cluster_link.h"
@@ -14,11 +15,15 @@ namespace heavywater {
 
 class SequenceService final : public v1::SequenceService::CallbackService {
  public:
-  // All must outlive it.
+  // All must outlive it. `bring_ups`: where calls run that may wait for the tiers below.
   // `bring`: asked for sequences that are not here.
   SequenceService(Registry& registry, const DrainGate& gate, const Access& access,
-                  BringSequence bring = nullptr)
-      : registry_(registry), gate_(gate), access_(access), bring_(std::move(bring)) {}
+                  Executor& bring_ups, BringSequence bring = nullptr)
+      : registry_(registry),
+        gate_(gate),
+        access_(access),
+        bring_ups_(bring_ups),
+        bring_(std::move(bring)) {}
 
   grpc::ServerUnaryReactor* Open(grpc::CallbackServerContext* context,
                                  const v1::OpenSequenceRequest* request,
@@ -60,10 +65,20 @@ class SequenceService final : public v1::SequenceService::CallbackService {
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, SequenceId id,
                                    Response* response,
                                    std::function<absl::StatusOr<Response>()> call);
+  template <typename Response>
+  void AnswerHere(grpc::CallbackServerContext* context, grpc::ServerUnaryReactor* reactor,
+                  SequenceId id, Response* response,
+                  std::function<absl::StatusOr<Response>()> call);
+  // Likewise, on a thread of `bring_ups`; `id` 0: nothing comes from another service.
+  template <typename Response>
+  grpc::ServerUnaryReactor* AnswerLater(grpc::CallbackServerContext* context, SequenceId id,
+                                        Response* response,
+                                        std::function<absl::StatusOr<Response>()> call);
 
   Registry& registry_;
   const DrainGate& gate_;
   const Access& access_;
+  Executor& bring_ups_;
   const BringSequence bring_;  // may be null
 };
 

@@ -182,8 +182,9 @@ absl::StatusOr<Reservation> HostPageStore::Reserve(const PageRange& range, bool 
     counters_.pages += missing.pages;
   }
   std::vector<int64_t> left;
-  Reservation reservation = pages.Fill(range, *offsets, direct, &left);
+  Reservation reservation = pages.Fill(range, missing.watermark, *offsets, direct, &left);
   FreePages(*entry, left);
+  NoteContested(*entry);
   return reservation;
 }
 
@@ -295,34 +296,33 @@ absl::Status HostPageStore::Release(SequenceId sequence) {
 
 int64_t HostPageStore::HeldBytes(const SequencePages& pages) {
   const SequenceSpec& spec = pages.spec();
-  const int64_t own = pages.num_host_pages() - pages.num_shared();
+  const int64_t own = pages.num_host_pages() - pages.num_shared() + pages.num_contested();
   return own * Slab::RoundUp(spec.geometry.page_bytes()) +
-         Slab::RoundUp(SequencePages::WatermarksBytes(spec.num_ranks));
+         Slab::RoundUp(SequencePages::WatermarksBytes(spec.num_ranks)) +
+         pages.num_cells() * Slab::RoundUp(kWatermarkCellBytes);
 }
 
 void HostPageStore::StopWriter(SequenceId sequence, int rank) {
-  EntryPtr entry;
-  {
-    MutexLock lock(&mutex_);
-    const auto live = sequences_.find(sequence);
-    const auto retiring = retiring_.find(sequence);
-    if (live != sequences_.end()) entry = live->second;
-    if (retiring != retiring_.end()) entry = retiring->second;
-  }
+  const EntryPtr entry = FindAny(sequence);
   if (entry == nullptr) return;
   MutexLock entry_lock(&entry->mutex);
   entry->pages.StopWriter(rank);
+  FreeContested(*entry, entry->pages.EndContest(rank));
   if (entry->pages.all_stopped()) {
     EndPromise(*entry);
   } else {
     Save(*entry);
   }
+  FreeIfStopped(*entry);
+}
+
+void HostPageStore::FreeIfStopped(Entry& entry) {
   {
     MutexLock lock(&mutex_);
-    const bool done = entry->released && !entry->pages.has_writers();
-    if (!done || retiring_.erase(sequence) == 0) return;
+    const bool done = entry.released && !entry.pages.has_writers();
+    if (!done || retiring_.erase(entry.pages.spec().sequence) == 0) return;
   }
-  FreeAll(*entry);
+  FreeAll(entry);
 }
 
 void HostPageStore::FreeAll(Entry& entry) {
@@ -335,9 +335,11 @@ void HostPageStore::FreeAll(Entry& entry) {
     entry.pages.StopTracking();
   }
   FreePages(entry, entry.pages.TakeAll());
+  const std::vector<int64_t> cells = entry.pages.TakeCells();
   {
     MutexLock lock(&mutex_);
     Promise(entry, 0);
+    for (const int64_t cell : cells) slab_->Free(cell, kWatermarkCellBytes);
     slab_->Free(entry.pages.watermarks_offset(), SequencePages::WatermarksBytes(spec.num_ranks));
   }
   Recount(entry);
@@ -383,7 +385,9 @@ PageStoreStats HostPageStore::Stats() const {
   stats.free_bytes = slab_->free_bytes();
   stats.sequences = static_cast<int64_t>(sequences_.size());
   stats.shared_pages = holders_.num_shared();
-  for (const auto& [sequence, entry] : retiring_) stats.retiring_bytes += entry->retiring_bytes;
+  for (const auto* entries : {&sequences_, &retiring_}) {
+    for (const auto& [sequence, entry] : *entries) stats.retiring_bytes += entry->retiring_bytes;
+  }
   return stats;
 }
 

@@ -40,6 +40,9 @@ class HostPageStore final : public PageStore {
   int TierOf(const RowRange& rows) const override;
   absl::Status Release(SequenceId sequence) override;
   void StopWriter(SequenceId sequence, int rank) override;
+  // (host_page_store_contested.cc)
+  absl::Status Contest(SequenceId sequence, int rank, int64_t tokens) override;
+  void EndContest(SequenceId sequence) override;
   absl::Status Extend(SequenceId sequence, int64_t max_tokens) override;
   absl::Status Truncate(SequenceId sequence, int64_t tokens) override;
   absl::Status BringUp(SequenceId sequence, int64_t tokens) override;
@@ -53,6 +56,8 @@ class HostPageStore final : public PageStore {
   bool IsWriter(SequenceId sequence, int rank) const override;
   int64_t HostBytes(SequenceId sequence) const override;
   int64_t SequenceBytes(SequenceId sequence) const override;
+  int64_t HostBytesTogether(std::span<const SequenceId> sequences) const override;
+  std::vector<int64_t> FreedBytes(std::span<const SequenceId> sequences) const override;
   // There is no tier below that this store knows how to reach.
   absl::Status MakeRoom(const absl::Status& full) override { return full; }
   void SetPinned(SequenceId sequence, bool pinned) override;
@@ -75,8 +80,8 @@ class HostPageStore final : public PageStore {
   Moves BeginMoves(int from, int64_t max_bytes, const MoveFilter& filter = {});
   absl::Status CopyOut(const PagePlace& place, std::span<std::byte> bytes);
   // The moving page has been copied to tier `to`: it lies there from now on, stored `as` that,
-  // and its place in the slab, if it had one, is free.
-  Relocation Relocate(const PagePlace& place, int to, const StoredAs& as);
+  // and its place in the slab, if it had one, is free (`freed` bytes are more then), or others'.
+  Relocation Relocate(const PagePlace& place, int to, const StoredAs& as, int64_t* freed);
   void Settle(const PageKey& key);
   // Its bytes are lost or damaged where it lies: it is not moved again.
   void MarkStuck(const PageKey& key);
@@ -137,7 +142,7 @@ class HostPageStore final : public PageStore {
     TenantUse held ABSL_GUARDED_BY(mutex);  // as its tenant's account has it
     // Guarded by the store's mutex:
     int64_t promised_bytes = 0;  // of free room, for what the prompt still needs
-    int64_t retiring_bytes = 0;  // of used room, while in retiring_
+    int64_t retiring_bytes = 0;  // of used room: contested; all that it holds, while in retiring_
     uint64_t last_use = 0;       // by use_count_
   };
   using EntryPtr = std::shared_ptr<Entry>;
@@ -168,6 +173,15 @@ class HostPageStore final : public PageStore {
   void Hold(const SequencePages& taker);
   // Of all sequences, those of several once.
   int64_t CountPages() const;
+  // Of a sequence, or one that has been released; null.
+  EntryPtr FindAny(SequenceId sequence) const;
+  // Gives what was contested back.
+  void FreeContested(Entry& entry, const ContestedMemory& memory)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  // Of a sequence that goes on.
+  void NoteContested(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
+  // Of a released one, when nobody may be writing to it any more.
+  void FreeIfStopped(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   // Gives the memory of a released sequence back.
   void FreeAll(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(entry.mutex);
   // Keeps what has changed: before anybody is answered, and before room that is free by
@@ -183,6 +197,7 @@ class HostPageStore final : public PageStore {
   // Promises only guide admission: what is not free (a rank's pages came between) is none.
   void CutPromises() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static int64_t HeldBytes(const SequencePages& pages);
+  static int64_t ContestedBytes(const SequencePages& pages);
   std::vector<EntryPtr> LongestUnusedFirst() const;
   // A place for one page, unless the slab would hold more than that.
   std::optional<int64_t> AllocateWithin(int64_t bytes, int64_t max_used_bytes);

@@ -1,6 +1,8 @@
 // The host tier's side of pages that several sequences hold.
 #include <algorithm>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/status.h"
@@ -72,6 +74,42 @@ absl::StatusOr<int64_t> HostPageStore::PrepareShare(SequenceId sequence, int64_t
   }
 }
 
+int64_t HostPageStore::HostBytesTogether(std::span<const SequenceId> sequences) const {
+  int64_t bytes = 0;
+  absl::flat_hash_set<int64_t> shared;
+  for (const SequenceId sequence : sequences) {
+    const absl::StatusOr<EntryPtr> entry = Find(sequence);
+    if (!entry.ok()) continue;
+    MutexLock entry_lock(&(*entry)->mutex);
+    const SequencePages& pages = (*entry)->pages;
+    int64_t count = pages.num_host_pages() - pages.num_shared();
+    for (const auto& [offset, crc] : pages.SharedPages()) {
+      if (shared.insert(offset).second) ++count;
+    }
+    bytes += count * Slab::RoundUp(pages.spec().geometry.page_bytes());
+  }
+  return bytes;
+}
+
+std::vector<int64_t> HostPageStore::FreedBytes(std::span<const SequenceId> sequences) const {
+  std::vector<int64_t> freed;
+  absl::flat_hash_map<int64_t, int64_t> let_go;  // of shared pages, by how many before
+  for (const SequenceId sequence : sequences) {
+    const absl::StatusOr<EntryPtr> entry = Find(sequence);
+    freed.push_back(0);
+    if (!entry.ok()) continue;
+    MutexLock entry_lock(&(*entry)->mutex);
+    const SequencePages& pages = (*entry)->pages;
+    int64_t count = pages.num_host_pages() - pages.num_shared();
+    MutexLock lock(&mutex_);
+    for (const auto& [offset, crc] : pages.SharedPages()) {
+      if (++let_go[offset] >= holders_.Holders(offset)) ++count;
+    }
+    freed.back() = count * Slab::RoundUp(pages.spec().geometry.page_bytes());
+  }
+  return freed;
+}
+
 int64_t HostPageStore::CountPages() const {
   std::vector<EntryPtr> entries;
   int64_t pages = 0;
@@ -83,7 +121,8 @@ int64_t HostPageStore::CountPages() const {
   }
   for (const EntryPtr& entry : entries) {
     MutexLock entry_lock(&entry->mutex);
-    pages += entry->pages.num_host_pages() - entry->pages.num_shared();
+    pages +=
+        entry->pages.num_host_pages() - entry->pages.num_shared() + entry->pages.num_contested();
   }
   return pages;
 }

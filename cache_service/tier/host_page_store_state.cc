@@ -87,6 +87,7 @@ absl::Status HostPageStore::LoadSequence(SequenceId id, std::string_view record,
   const int64_t held = HeldBytes(pages);
   auto entry = std::make_shared<Entry>(std::move(pages), /*keeps=*/true, kept.released);
   if (kept.released) entry->retiring_bytes = held;
+  if (!kept.released) entry->retiring_bytes = ContestedBytes(entry->pages);
   Promise(*entry, std::min(kept.promised_bytes, slab_->total_bytes()));
   entry->last_use = ++use_count_;
   (kept.released ? retiring_ : sequences_).emplace(id, std::move(entry));

@@ -9,7 +9,8 @@ void HostPageStore::Recount(Entry& entry) {
   const SequencePages& pages = entry.pages;
   const SequenceSpec& spec = pages.spec();
   const int64_t page_bytes = spec.geometry.page_bytes();
-  TenantUse now = {.host_bytes = pages.num_host_pages() * Slab::RoundUp(page_bytes),
+  const int64_t in_host = pages.num_host_pages() + pages.num_contested();
+  TenantUse now = {.host_bytes = in_host * Slab::RoundUp(page_bytes),
                    .lower_bytes = (pages.num_pages() - pages.num_host_pages()) * page_bytes,
                    .sequences = entry.released || IsValue(spec.sequence) ? 0 : 1};
   {

@@ -74,7 +74,8 @@ absl::Status HostPageStore::CopyOut(const PagePlace& place, std::span<std::byte>
   return status;
 }
 
-Relocation HostPageStore::Relocate(const PagePlace& place, int to, const StoredAs& as) {
+Relocation HostPageStore::Relocate(const PagePlace& place, int to, const StoredAs& as,
+                                   int64_t* freed) {
   const absl::StatusOr<EntryPtr> entry = Find(place.key.sequence);
   if (!entry.ok()) return Relocation::kGone;
   MutexLock entry_lock(&(*entry)->mutex);
@@ -83,7 +84,7 @@ Relocation HostPageStore::Relocate(const PagePlace& place, int to, const StoredA
   const Relocation relocation = (*entry)->pages.Relocate(place, to, as, &offset);
   Save(**entry);
   if (offset.has_value()) {
-    FreePages(**entry, {&*offset, 1});
+    *freed += FreePages(**entry, {&*offset, 1}) * Slab::RoundUp(place.page_bytes);
     MutexLock lock(&mutex_);
     ++counters_.moved_down;
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "cache_service/base/ids.h"
 #include "cache_service/tier/page_geometry.h"
 
@@ -33,7 +34,7 @@ struct PageId {
 
 // Used by one thread (the rank's step); implementations move bytes and talk to
 // the cache service on threads of their own. Nothing here waits for the
-// network except Reserve(), which the rank calls ahead of need.
+// network except Reserve(), which the rank calls ahead of need, and AwaitAsked().
 class HostTier {
  public:
   virtual ~HostTier() = default;
@@ -76,6 +77,8 @@ class HostTier {
   virtual void Rest(SequenceId sequence, std::span<const PageId> pages) {}
   // Asks for resting pages, which come when they can: Page() is not null any more then.
   virtual void Ask(SequenceId sequence, std::span<const PageId> pages) {}
+  // Waits until one of the pages that were asked for has come or is lost, or `max` is over.
+  virtual void AwaitAsked(SequenceId sequence, absl::Duration max) {}
   // Pages that were asked for and are lost: each is returned once, and never comes.
   virtual std::vector<PageId> TakeGone(SequenceId sequence) { return {}; }
 

@@ -160,12 +160,12 @@ absl::Status OrderedPageStore::MakeRoom(const absl::Status& full) {
   // Without figures (no place in one piece) a batch at a time.
   int64_t missing = shortage.has_value() ? shortage->need - shortage->available : 1;
   while (missing > 0) {
-    const int64_t moved = MoveDown(kHostTier);
-    if (moved == 0) {
+    int64_t freed = 0;
+    if (MoveDown(kHostTier, {}, &freed) == 0) {
       if (shortage.has_value()) NoteWanted(shortage->need);
       return full;
     }
-    missing -= moved;
+    missing -= shortage.has_value() ? freed : 1;
   }
   return absl::OkStatus();
 }

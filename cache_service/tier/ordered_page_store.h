@@ -86,6 +86,10 @@ class OrderedPageStore final : public PageStore {
   // At once in the slab; what lies below is erased by the next Turn().
   absl::Status Release(SequenceId sequence) override;
   void StopWriter(SequenceId sequence, int rank) override { host_->StopWriter(sequence, rank); }
+  absl::Status Contest(SequenceId sequence, int rank, int64_t tokens) override {
+    return host_->Contest(sequence, rank, tokens);
+  }
+  void EndContest(SequenceId sequence) override { host_->EndContest(sequence); }
   int64_t Watermark(SequenceId sequence, int rank) const override {
     return host_->Watermark(sequence, rank);
   }
@@ -95,6 +99,12 @@ class OrderedPageStore final : public PageStore {
   int64_t HostBytes(SequenceId sequence) const override { return host_->HostBytes(sequence); }
   int64_t SequenceBytes(SequenceId sequence) const override {
     return host_->SequenceBytes(sequence);
+  }
+  int64_t HostBytesTogether(std::span<const SequenceId> sequences) const override {
+    return host_->HostBytesTogether(sequences);
+  }
+  std::vector<int64_t> FreedBytes(std::span<const SequenceId> sequences) const override {
+    return host_->FreedBytes(sequences);
   }
   absl::Status Extend(SequenceId sequence, int64_t max_tokens) override {
     return host_->Extend(sequence, max_tokens);
@@ -154,22 +164,23 @@ class OrderedPageStore final : public PageStore {
   int num_tiers() const { return static_cast<int>(below_.size()) + 1; }
   LowerTier& TierAt(int tier) const { return *below_[tier - 1].tier; }
 
-  // Bytes that have left the tier for the next one: a batch of one sequence.
-  int64_t MoveDown(int from, const MoveFilter& filter = {});
+  // Bytes that have left the tier for the next one: a batch of one sequence. `freed`: of the
+  // slab, of which pages that others hold, too, free nothing.
+  int64_t MoveDown(int from, const MoveFilter& filter = {}, int64_t* freed = nullptr);
   // Of the tenant's own, but not of `except`.
   absl::Status MakeTenantRoom(const absl::Status& full, const TenantShortage& tenant,
                               SequenceId except = 0);
   // In the tenant's quota of host memory, for pages of the sequence that come up.
   absl::Status MakeQuotaRoom(SequenceId sequence, const std::vector<PagePlace>& below);
-  int64_t MoveBatch(int from, int to, const Batch& batch);
+  int64_t MoveBatch(int from, int to, const Batch& batch, int64_t* freed);
   Batch CopyBatch(int from, const std::vector<PagePlace>& places);
   // As it is stored, and as its ranks wrote it.
   absl::Status CopyPage(const PagePlace& place, std::span<std::byte> bytes);
   absl::Status CopyDecoded(const PagePlace& place, std::span<std::byte> page);
   // Codes a page of the host in its place, if it is to be: its bytes then.
   std::span<std::byte> Encode(const PagePlace& place, std::span<std::byte> page, StoredAs* as);
-  int64_t FinishMoves(int from, int to, const Batch& batch,
-                      const std::vector<absl::Status>& stored);
+  int64_t FinishMoves(int from, int to, const Batch& batch, const std::vector<absl::Status>& stored,
+                      int64_t* freed);
   // The next one below that is not left alone; 0: none.
   int TargetBelow(int from);
   bool IsAboveWatermark(int tier);

@@ -33,25 +33,28 @@ bool OrderedPageStore::IsAboveWatermark(int tier) {
   return draining;
 }
 
-int64_t OrderedPageStore::MoveDown(int from, const MoveFilter& filter) {
+int64_t OrderedPageStore::MoveDown(int from, const MoveFilter& filter, int64_t* freed) {
+  int64_t ignored = 0;
+  if (freed == nullptr) freed = &ignored;
   MutexLock lock(&move_mutexes_[from]);
   int to = TargetBelow(from);
   while (to != kHostTier) {
     const HostPageStore::Moves moves = host_->BeginMoves(from, options_.max_move_bytes, filter);
+    *freed += moves.freed_bytes;
     if (moves.pages.empty()) return moves.freed_bytes;
     const Batch batch = CopyBatch(from, moves.pages);
-    const int64_t freed = moves.freed_bytes + MoveBatch(from, to, batch);
+    const int64_t moved = moves.freed_bytes + MoveBatch(from, to, batch, freed);
     // Pages that are damaged where they lie do not come again: others may move. Where a
     // tier has refused them, the next one is asked; not one above it once more.
     const int next = TargetBelow(from);
     const bool again = next > to || (next == to && batch.damaged > 0);
-    if (freed > 0 || !again) return freed;
+    if (moved > 0 || !again) return moved;
     to = next;
   }
   return 0;
 }
 
-int64_t OrderedPageStore::MoveBatch(int from, int to, const Batch& batch) {
+int64_t OrderedPageStore::MoveBatch(int from, int to, const Batch& batch, int64_t* freed) {
   if (batch.places.empty()) return 0;
   {
     MutexLock lock(&mutex_);
@@ -63,7 +66,7 @@ int64_t OrderedPageStore::MoveBatch(int from, int to, const Batch& batch) {
   }
   while (TierAt(to).Stats().free_bytes < need && MoveDown(to) > 0) {
   }
-  return FinishMoves(from, to, batch, TierAt(to).Put(batch.copies));
+  return FinishMoves(from, to, batch, TierAt(to).Put(batch.copies), freed);
 }
 
 absl::Status OrderedPageStore::CopyPage(const PagePlace& place, std::span<std::byte> bytes) {
@@ -126,7 +129,7 @@ OrderedPageStore::Batch OrderedPageStore::CopyBatch(int from,
 }
 
 int64_t OrderedPageStore::FinishMoves(int from, int to, const Batch& batch,
-                                      const std::vector<absl::Status>& stored) {
+                                      const std::vector<absl::Status>& stored, int64_t* freed) {
   int64_t moved = 0;
   absl::Status refused;
   std::vector<PageKey> left;      // copies in the tier that they have left
@@ -138,7 +141,7 @@ int64_t OrderedPageStore::FinishMoves(int from, int to, const Batch& batch,
       refused.Update(stored[i]);
       continue;
     }
-    switch (host_->Relocate(place, to, batch.stored_as[i])) {
+    switch (host_->Relocate(place, to, batch.stored_as[i], freed)) {
       case Relocation::kMoved:
         ++moved;
         left.push_back(place.key);

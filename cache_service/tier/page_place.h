@@ -45,8 +45,8 @@ struct MoveFilter {
 // What became of a page that was copied to another tier.
 enum class Relocation {
   kMoved,  // it lies there now
-  kKept,   // a rank has come back and may write to it: it stays where it was
-  kGone,   // its sequence has ended: the copy is nobody's
+  kKept,   // a rank has come back and may write to it, or has given it up: nothing moves
+  kGone,   // its sequence has ended: all that the tier has of it is nobody's
 };
 
 }  // namespace heavywater

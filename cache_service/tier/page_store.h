@@ -102,7 +102,7 @@ struct PageStoreStats {
   int64_t used_bytes = 0;
   int64_t free_bytes = 0;
   int64_t promised_bytes = 0;  // of the free: held for admitted prompts
-  int64_t retiring_bytes = 0;  // of the used: released, a rank may still be writing there
+  int64_t retiring_bytes = 0;  // of the used: let go, a rank may still be writing there
   int64_t sequences = 0;
   int64_t pages = 0;          // reserved; one that several sequences hold counts once
   int64_t shared_pages = 0;   // of them: held by more than one
@@ -228,6 +228,15 @@ class PageStore {
   virtual absl::Status BringUp(SequenceId sequence, int64_t tokens) = 0;
   absl::Status BringUp(SequenceId sequence) { return BringUp(sequence, kAllTokens); }
 
+  // The rank goes on with another process, from at most `tokens` of what is written, and the
+  // one before may still write in the slab, if it has not stopped (StopWriter()): the new one
+  // gets copies of pages that are not full by Reserve(), and a watermark of its own. What the
+  // other can reach is not used again before EndContest(), or StopWriter() of the rank.
+  // RESOURCE_EXHAUSTED, NOT_FOUND.
+  virtual absl::Status Contest(SequenceId sequence, int rank, int64_t tokens) = 0;
+  // No process that was replaced writes to the sequence any more.
+  virtual void EndContest(SequenceId sequence) = 0;
+
   // The rank will never again write to the sequence's pages in the slab.
   virtual void StopWriter(SequenceId sequence, int rank) = 0;
 
@@ -239,6 +248,11 @@ class PageStore {
   // Bytes of the sequence's pages in host memory, and in all tiers.
   virtual int64_t HostBytes(SequenceId sequence) const = 0;
   virtual int64_t SequenceBytes(SequenceId sequence) const = 0;
+  // Of several in host memory; pages that more than one of them holds count once.
+  virtual int64_t HostBytesTogether(std::span<const SequenceId> sequences) const = 0;
+  // What the end of each of these would free of host memory if those before it had ended: pages
+  // that others hold are free with the last one. 0 for unknown ones.
+  virtual std::vector<int64_t> FreedBytes(std::span<const SequenceId> sequences) const = 0;
 
   // `full`: how Open() or Reserve() refused. Moves what nobody writes to the tiers
   // below, of the tenant where its quota was full; OK when it is worth another try, else

@@ -78,7 +78,7 @@ absl::Status SequencePages::CheckRange(const PageRange& range) const {
 absl::StatusOr<SequencePages::Missing> SequencePages::CountMissing(const PageRange& range) const {
   const int64_t prompt_end = spec_.geometry.PagesFor(spec_.prompt_tokens);
   const int64_t watermark = Watermark(range.rank);
-  Missing missing;
+  Missing missing = {.watermark = watermark};
   absl::Status status;
   ForEachPage(range, spec_.geometry.num_layers, [&](int layer, int head, int64_t page) {
     const auto found = pages_.find(KeyOf(layer, head, page));
@@ -102,7 +102,7 @@ absl::StatusOr<SequencePages::Missing> SequencePages::CountMissing(const PageRan
       status = absl::FailedPreconditionError(
           absl::StrCat("page ", page, ", layer ", layer, ", kv_head ", head, " belongs to rank ",
                        found->second.rank, ", not to rank ", range.rank));
-    } else if (WantsCopy(found->first, found->second, range.rank)) {
+    } else if (WantsCopy(found->first, found->second, watermark)) {
       ++missing.pages;
     }
   });
@@ -110,10 +110,11 @@ absl::StatusOr<SequencePages::Missing> SequencePages::CountMissing(const PageRan
   return missing;
 }
 
-Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t> offsets,
-                                bool direct, std::vector<int64_t>* left) {
+Reservation SequencePages::Fill(const PageRange& range, int64_t watermark,
+                                std::span<const int64_t> offsets, bool direct,
+                                std::vector<int64_t>* left) {
   Reservation reservation;
-  reservation.watermark_offset = watermarks_offset_ + range.rank * kWatermarkCellBytes;
+  reservation.watermark_offset = CellOffset(range.rank);
   size_t used = 0;
   ForEachPage(range, spec_.geometry.num_layers, [&](int layer, int head, int64_t page) {
     const auto [entry, added] = pages_.try_emplace(KeyOf(layer, head, page));
@@ -122,13 +123,13 @@ Reservation SequencePages::Fill(const PageRange& range, std::span<const int64_t>
       entry->second.offset = offsets[used++];
       // Whatever its writer leaves out reads as zeros, never as what lay there.
       std::memset(slab_.At(entry->second.offset), 0, spec_.geometry.page_bytes());
-    } else if (WantsCopy(entry->first, entry->second, range.rank)) {
-      left->push_back(entry->second.offset);
-      CopyOnWrite(entry->first, offsets[used++], Watermark(range.rank));
+    } else if (WantsCopy(entry->first, entry->second, watermark)) {
+      LetGo(entry->second, left);
+      CopyOnWrite(entry->first, offsets[used++], watermark);
     }
     entry->second.rank = static_cast<int16_t>(range.rank);
     // One that was sealed before it was full, since all ranks had stopped, is open again.
-    if ((page + 1) * spec_.geometry.page_tokens > Watermark(range.rank)) {
+    if ((page + 1) * spec_.geometry.page_tokens > watermark) {
       entry->second.sealed = false;
     }
     SetResting(entry->first, entry->second, false);
@@ -194,6 +195,12 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
   if (entry->rank != rank) {
     return absl::FailedPreconditionError(absl::StrCat(Describe(rows, page), " belongs to rank ",
                                                       entry->rank, ", not to rank ", rank));
+  }
+  if (entry->contested) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(Describe(rows, page),
+                     " may still be written by a process before: want it "
+                     "reserved anew"));
   }
   if (entry->tier != kHostTier || entry->shared) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -324,7 +331,12 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::Read(const RowRange& row
 }
 
 std::atomic<int64_t>& SequencePages::WatermarkCell(int rank) const {
-  return slab_.Watermark(watermarks_offset_ + rank * kWatermarkCellBytes);
+  return slab_.Watermark(CellOffset(rank));
+}
+
+int64_t SequencePages::CellOffset(int rank) const {
+  const auto moved = cells_.find(rank);
+  return moved == cells_.end() ? watermarks_offset_ + rank * kWatermarkCellBytes : moved->second;
 }
 
 int64_t SequencePages::Watermark(int rank) const {
@@ -376,7 +388,12 @@ absl::StatusOr<std::vector<int64_t>> SequencePages::Skip(int rank, int64_t first
   if (const auto heads = heads_.find(rank); heads != heads_.end()) range.heads = heads->second;
   std::vector<int64_t> offsets;
   for (const Key key : ReservedKeys(range)) {
-    offsets.push_back(pages_.at(key).offset);
+    // Of one below its copy stays until the sequence ends: nobody finds it.
+    if (pages_.at(key).tier == kHostTier) {
+      LetGo(pages_.at(key), &offsets);
+    } else {
+      --num_below_;
+    }
     SetResting(key, pages_.at(key), false);
     MarkShared(pages_.at(key), false);
     pages_.erase(key);
@@ -393,7 +410,7 @@ std::vector<int64_t> SequencePages::TakeUncommitted(int rank) {
     if (!own || PageOfKey(item.first) * spec_.geometry.page_tokens < watermark) return false;
     // Of a sequence that went back: whoever moves the page, or has it, looks for it here.
     if (item.second.tier != kHostTier || item.second.moving) return false;
-    offsets.push_back(item.second.offset);
+    LetGo(item.second, &offsets);
     SetResting(item.first, item.second, false);
     MarkShared(item.second, false);
     Touch(item.first);
@@ -408,6 +425,10 @@ std::vector<int64_t> SequencePages::TakeAll() {
   for (const auto& [key, entry] : pages_) {
     if (entry.tier == kHostTier) offsets.push_back(entry.offset);
   }
+  for (const auto& [rank, memory] : contested_) {
+    offsets.insert(offsets.end(), memory.pages.begin(), memory.pages.end());
+  }
+  num_contested_ = 0;
   pages_.clear();
   resting_in_slab_.clear();
   num_below_ = num_resting_ = num_shared_ = 0;

@@ -33,6 +33,12 @@ struct WrittenPart {
   int64_t num_positions = 0;
 };
 
+// What a process that was replaced may still write to, and nobody uses any more: offsets.
+struct ContestedMemory {
+  std::vector<int64_t> pages;
+  std::vector<int64_t> cells;  // of watermarks
+};
+
 // A page's bookkeeping: with its key and the table's overhead under 100 bytes.
 struct PageEntry {
   int64_t offset = 0;                     // in the slab
@@ -48,6 +54,8 @@ struct PageEntry {
   bool resting = false;  // its rank does not read it in place before it asks for it
   bool rounded = false;  // has been stored at 8 bits
   bool shared = false;   // other sequences may hold its memory, too: nobody writes to it
+  // A process of its rank that was replaced may still write to it: the next one gets a copy.
+  bool contested = false;
 };
 
 // Not thread safe; HostPageStore holds its mutex around every call. The slab must
@@ -65,13 +73,15 @@ class SequencePages {
   struct Missing {
     int64_t pages = 0;
     int64_t prompt_pages = 0;  // of them: within the prompt
+    // The rank's, which it may change at any time, in whatever way: as it was looked at.
+    int64_t watermark = 0;
   };
   absl::StatusOr<Missing> CountMissing(const PageRange& range) const;
   // Gives the missing pages `offsets`, in the order of [layer][head][page]. Shared ones that
-  // the rank may write to count as missing: they are copied there, and `left` gets the
-  // offsets where they lay.
-  Reservation Fill(const PageRange& range, std::span<const int64_t> offsets, bool direct,
-                   std::vector<int64_t>* left);
+  // the rank may write to, and contested ones, count as missing: they are copied there, and
+  // `left` gets the offsets where they lay, but for the contested.
+  Reservation Fill(const PageRange& range, int64_t watermark, std::span<const int64_t> offsets,
+                   bool direct, std::vector<int64_t>* left);
 
   // --- Rows --- (as PageStore says)
   absl::Status Write(int rank, const RowRange& rows, std::span<const std::byte> bytes);
@@ -92,7 +102,8 @@ class SequencePages {
 
   // Ranks that may be writing in the slab.
   void StopWriter(int rank);
-  bool has_writers() const { return !writers_.empty(); }
+  bool has_writers() const { return !writers_.empty() || !contested_.empty(); }
+  bool MayWriteInPlace(int rank) const { return writers_.contains(rank); }
   // Of each rank that has reserved pages: its heads, and how far they are written.
   std::vector<WrittenPart> Written() const;
   bool all_stopped() const { return static_cast<int>(stopped_.size()) == spec_.num_ranks; }
@@ -106,6 +117,18 @@ class SequencePages {
   void Extend(int64_t max_tokens);
   // Positions from there on are not committed any more.
   void Truncate(int64_t tokens);
+  // --- Processes that were replaced --- (sequence_pages_contested.cc)
+  // The rank goes on with another process, from at most `tokens`; the one before may still
+  // write to pages that are not wholly below, and to its watermark, which lies at `cell_offset`
+  // from now on.
+  void Contest(int rank, int64_t tokens, int64_t cell_offset);
+  // It does not any more. What is free by that.
+  ContestedMemory EndContest(int rank);
+  std::vector<int> ContestedRanks() const;
+  int64_t num_contested() const { return num_contested_; }  // pages that nobody uses
+  int64_t num_cells() const;                                // of watermarks that were moved
+  std::vector<int64_t> TakeCells();                         // of a sequence that has ended
+
   // --- Pages of several sequences --- (sequence_pages_share.cc)
   // FAILED_PRECONDITION naming what differs: `spec` is of another shape or fingerprint.
   absl::Status CheckSource(const SequenceSpec& spec) const;
@@ -231,9 +254,12 @@ class SequencePages {
     return (PageOfKey(key) + 1) * spec_.geometry.page_tokens <= WatermarkOf(entry);
   }
   // The rank may write to a page that others hold: it gets one of its own.
-  bool WantsCopy(Key key, const PageEntry& entry, int rank) const {
-    return entry.shared && (PageOfKey(key) + 1) * spec_.geometry.page_tokens > Watermark(rank);
+  bool WantsCopy(Key key, const PageEntry& entry, int64_t watermark) const {
+    if (entry.contested) return true;
+    return entry.shared && (PageOfKey(key) + 1) * spec_.geometry.page_tokens > watermark;
   }
+  // The page's memory is the sequence's no more: free, unless it is contested.
+  void LetGo(const PageEntry& entry, std::vector<int64_t>* offsets);
   void CopyOnWrite(Key key, int64_t offset, int64_t watermark);
   void MarkShared(PageEntry& entry, bool shared) {
     num_shared_ += int64_t{shared} - int64_t{entry.shared};
@@ -253,6 +279,9 @@ class SequencePages {
     if (tracks_) touched_.push_back(key);
   }
   absl::Status LoadSets(RecordReader& reader);
+  void SaveContested(RecordWriter& writer) const;
+  absl::Status LoadContested(RecordReader& reader);
+  int64_t CellOffset(int rank) const;
   std::atomic<int64_t>& WatermarkCell(int rank) const;
 
   SequenceSpec spec_;
@@ -269,6 +298,9 @@ class SequencePages {
   absl::flat_hash_set<int> writers_;    // may be writing in the slab
   absl::flat_hash_set<int> streamers_;  // have used Write(), so write nothing in the slab
   absl::flat_hash_set<int> stopped_;
+  absl::flat_hash_map<int, int64_t> cells_;              // watermarks that were moved, by rank
+  absl::flat_hash_map<int, ContestedMemory> contested_;  // by rank, while it may be written to
+  int64_t num_contested_ = 0;                            // pages there
   bool awaits_writers_ = false;  // since Extend(), until the first one reserves
   bool tracks_ = false;
   bool changed_ = false;      // anything but pages_

@@ -13,7 +13,7 @@ std::string PageRecord(const PageEntry& entry) {
       int64_t{entry.direct} | int64_t{entry.sealed} << 1 | int64_t{entry.stuck} << 2 |
       int64_t{static_cast<uint8_t>(entry.coding)} << 3 | int64_t{entry.shared} << 5 |
       int64_t{entry.rounded} << 6 | int64_t{entry.resting} << 7 | int64_t{entry.tier} << 8 |
-      int64_t{entry.rank} << 16;
+      int64_t{static_cast<uint16_t>(entry.rank)} << 16 | int64_t{entry.contested} << 32;
   RecordWriter writer;
   writer.Add(entry.offset);
   writer.Add(int64_t{entry.crc} | int64_t{entry.rows_written} << 32);
@@ -75,6 +75,7 @@ void SequencePages::TakeChanges(const Kept& kept, StateBatch& batch) {
   AddSet(writers_, writer);
   AddSet(streamers_, writer);
   AddSet(stopped_, writer);
+  SaveContested(writer);
   for (const auto& [rank, spans] : skipped_) {
     for (const PageSpan& span : spans) {
       for (const int64_t value : {int64_t{rank}, span.begin, span.end}) writer.Add(value);
@@ -124,6 +125,7 @@ absl::Status SequencePages::LoadSets(RecordReader& reader) {
       !LoadSet(reader, spec_, &stopped_)) {
     return DataLoss(id, "impossible ranks");
   }
+  HW_RETURN_IF_ERROR(LoadContested(reader));
   while (!reader.Finish().ok()) {
     const int64_t rank = reader.Next();
     const PageSpan span = {reader.Next(), reader.Next()};
@@ -154,6 +156,7 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::LoadPage(uint64_t number
   entry.rounded = (flags >> 6 & 1) != 0;
   entry.tier = static_cast<uint8_t>(flags >> 8);
   entry.rank = static_cast<int16_t>(flags >> 16);
+  entry.contested = (flags >> 32 & 1) != 0;
   const Key key = number;
   if (PageOfKey(key) >= spec_.geometry.PagesFor(spec_.max_tokens) ||
       static_cast<int>(key >> 10 & 1023) >= spec_.geometry.num_layers ||

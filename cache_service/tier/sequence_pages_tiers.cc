@@ -89,8 +89,8 @@ absl::Status SequencePages::CopyOut(const PagePlace& place, std::span<std::byte>
 Relocation SequencePages::Relocate(const PagePlace& place, int to, const StoredAs& as,
                                    std::optional<int64_t>* free_offset) {
   PageEntry* const entry = FindKey(place.key);
-  if (entry == nullptr) return Relocation::kGone;
-  HW_CHECK(entry->moving && entry->tier == place.tier);
+  // It was given up meanwhile, perhaps reserved anew: only its copy is nobody's.
+  if (entry == nullptr || !entry->moving || entry->tier != place.tier) return Relocation::kKept;
   if (place.tier == kHostTier) {
     // A rank that has come back may have written to it since it was copied, or has asked
     // for it.

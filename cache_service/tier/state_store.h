@@ -14,7 +14,7 @@
 namespace heavywater {
 
 // Of everything below a state folder: another version is never read.
-inline constexpr int kStateFormatVersion = 1;
+inline constexpr int kStateFormatVersion = 2;
 
 // The first byte of a key says what its record is.
 enum class StateKind : char {

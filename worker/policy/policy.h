@@ -62,6 +62,7 @@ struct RecallOptions {
   double min_share = 1e-4;      // of attention, by estimate, below which nothing is picked
   int sketch_channels = 0;      // a multiple of 8; 0 = by head size and budget
   int promote_candidates = 32;  // proposals of a plan, per layer and KV head; 0 = no promotion
+  bool wait = false;            // for picks on pages that rest, which are missed otherwise
 
   bool operator==(const RecallOptions&) const = default;
 };

@@ -142,8 +142,37 @@ absl::Status AttentionStep::Attend(int layer, const AttentionRows& rows) {
   HW_ASSIGN_OR_RETURN(attends, AttendOracles(layer, attends, params));
   HW_RETURN_IF_ERROR(AttendHeads(cache_, items_, layer, params));
   if (only_heads) return absl::OkStatus();
+  HW_RETURN_IF_ERROR(AwaitPicks(layer, attends, params));
   params.items = attends;
   return cache_.backend().Attend(cache_.options().shape, params, cache_.stream());
+}
+
+// Picks of sequences with RecallOptions::wait wait for the pages that rest: a pass that leaves
+// nothing behind but `out`, which the real one writes again, tells which those are.
+absl::Status AttentionStep::AwaitPicks(int layer, std::span<const AttendItem> attends,
+                                       AttendParams params) {
+  std::vector<SequenceRecall*> waiting;
+  std::vector<AttendItem> ahead;
+  for (const ActiveItem& item : items_) {
+    SequenceRecall* const recall = item.status.ok() ? item.sequence->recall() : nullptr;
+    if (recall == nullptr || !recall->MayWait(layer)) continue;
+    const auto attend = std::find_if(attends.begin(), attends.end(), [&](const AttendItem& one) {
+      return one.recall == recall->View(layer);
+    });
+    if (attend == attends.end()) continue;
+    waiting.push_back(recall);
+    ahead.push_back(*attend);
+    ahead.back().accumulate_gains = false;
+    ahead.back().recall = recall->LookAhead(layer);
+  }
+  if (waiting.empty()) return absl::OkStatus();
+  params.items = ahead;
+  HW_RETURN_IF_ERROR(cache_.backend().Attend(cache_.options().shape, params, cache_.stream()));
+  HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
+  for (SequenceRecall* const recall : waiting) recall->AskForMissed(layer);
+  // What does not come in time is missed, and counted.
+  for (SequenceRecall* const recall : waiting) (void)recall->AwaitAsked(layer);
+  return absl::OkStatus();
 }
 
 // Runs the items that choose within the step, and returns those that remain to be run

@@ -64,6 +64,7 @@ class AttentionStep {
   absl::Status AppendKv(int layer, const AttentionRows& rows);
   absl::Status ObserveQueries(int layer, const AttentionRows& rows);
   absl::Status Attend(int layer, const AttentionRows& rows);
+  absl::Status AwaitPicks(int layer, std::span<const AttendItem> attends, AttendParams params);
   absl::StatusOr<std::vector<AttendItem>> AttendOracles(int layer,
                                                         std::span<const AttendItem> attends,
                                                         const AttendParams& params);

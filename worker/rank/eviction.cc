@@ -30,6 +30,11 @@ class Eviction {
     HW_RETURN_IF_ERROR(Allocate());
     for (int block = 0; block < num_blocks_; ++block) HW_RETURN_IF_ERROR(Choose(block));
     HW_RETURN_IF_ERROR(ReadChoice());
+    if (const absl::Status there = AwaitPromoted(); !there.ok()) {
+      // The others have them by now: it cannot go on here.
+      sequence_.Break(there);
+      return absl::OkStatus();
+    }
     for (int block = 0; block < num_blocks_; ++block) {
       for (int set = 0; set < num_sets_; ++set) HW_RETURN_IF_ERROR(HandOver(block, set));
     }
@@ -199,17 +204,38 @@ class Eviction {
     return Promote(block, set);
   }
 
-  absl::Status Promote(int block, int set) {
-    const Candidates& candidates = CandidatesOf(block, set);
+  // Of the set's candidates, those that are kept.
+  struct Promoted {
     std::vector<Position> positions;
     std::vector<int64_t> scores;
+  };
+  Promoted PromotedOf(int block, int set) const {
+    const Candidates& candidates = CandidatesOf(block, set);
+    Promoted promoted;
     for (size_t i = 0; i < candidates.size(); ++i) {
       const int64_t candidate = used_[block] + static_cast<int64_t>(i);
       if (kept_[IndexOf(block, 0) * stride_ + set * stride(block) + candidate] == 0) continue;
-      positions.push_back(candidates[i].position);
-      scores.push_back(candidates[i].score);
+      promoted.positions.push_back(candidates[i].position);
+      promoted.scores.push_back(candidates[i].score);
     }
-    return sequence_.Promote(block, set, positions, scores);
+    return promoted;
+  }
+
+  // Pages of theirs that rest come up first, all together.
+  absl::Status AwaitPromoted() {
+    if (num_candidates_ == 0) return absl::OkStatus();
+    SequenceRecall& recall = *sequence_.recall();
+    for (int block = 0; block < num_blocks_; ++block) {
+      for (int set = 0; set < num_sets_; ++set) {
+        recall.AskForPromoted(block, set, PromotedOf(block, set).positions);
+      }
+    }
+    return recall.AwaitAsked(/*spared_layer=*/-1);
+  }
+
+  absl::Status Promote(int block, int set) {
+    const Promoted promoted = PromotedOf(block, set);
+    return sequence_.Promote(block, set, promoted.positions, promoted.scores);
   }
 
   RankCache& cache_;

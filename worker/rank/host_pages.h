@@ -71,6 +71,7 @@ class HostPages {
   int64_t BytesToRest() const { return readable() ? tier_->BytesToRest(sequence_) : 0; }
   void Rest(std::span<const PageId> pages) const { tier_->Rest(sequence_, OfModel(pages)); }
   void Ask(std::span<const PageId> pages) const { tier_->Ask(sequence_, OfModel(pages)); }
+  void AwaitAsked(absl::Duration max) const { tier_->AwaitAsked(sequence_, max); }
   std::vector<PageId> TakeGone() const;
 
   // Every layer of positions below `tokens` is written.

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "cache_service/base/ids.h"
 #include "cache_service/tier/host_tier.h"
 #include "worker/backend/backend.h"
@@ -41,6 +42,9 @@ struct RankCacheOptions {
   // Recall lets cold host pages rest where the tier asks for it (HostTier::BytesToRest()); alike
   // on all ranks, and only on backends that can (Backend::CanRest()).
   bool rest_pages = false;
+  // How long a step waits for resting pages at most (RecallOptions::wait), and then its plans: well
+  // below the time that the other ranks wait for this one.
+  absl::Duration max_recall_wait = absl::Seconds(5);
   float attention_scale = 0;  // of the logits; 0: 1 / sqrt(head_dim)
   // Of the model's RoPE, [head_dim / 2] radians a place: who has it may open sequences at
   // Positions::kCacheRelative. Their Q and K then come unrotated. Empty: none may.

@@ -39,14 +39,14 @@ void RestingPages::HalveHeat() {
   }
 }
 
-std::vector<PageId> RestingPages::Coldest(int64_t end_page, int64_t max) {
-  ++round_;
+std::vector<PageId> RestingPages::Coldest(int64_t end_page, int64_t max, int spared_layer) const {
   struct Candidate {
     int64_t heat;
     PageId page;
   };
   std::vector<Candidate> candidates;
   for (int index = 0; index < static_cast<int>(layers_.size()); ++index) {
+    if (index == spared_layer) continue;
     const Layer& layer = layers_[index];
     for (int head = 0; head < num_heads_; ++head) {
       for (int64_t page = 0; page < std::min(end_page, num_pages_); ++page) {
@@ -79,6 +79,15 @@ void RestingPages::Rest(const PageId& page) {
   ++num_resting_;
 }
 
+bool RestingPages::Ask(const PageId& page) {
+  Layer& layer = layers_[page.layer];
+  State& state = layer.state[Index(page.kv_head, page.page)];
+  if (state != State::kRests) return false;
+  state = State::kAsked;
+  asked_.push_back(page);
+  return true;
+}
+
 std::vector<PageId> RestingPages::TakeWanted() {
   std::vector<PageId> wanted;
   if (num_resting_ == static_cast<int64_t>(asked_.size())) return wanted;
@@ -86,7 +95,7 @@ std::vector<PageId> RestingPages::TakeWanted() {
     Layer& layer = layers_[index];
     for (int64_t i = 0; i < static_cast<int64_t>(layer.state.size()); ++i) {
       if (layer.state[i] != State::kRests || layer.missed[i] < kAskMass) continue;
-      if (static_cast<int64_t>(asked_.size()) == kMaxAsked) return wanted;
+      if (static_cast<int64_t>(asked_.size()) >= kMaxAsked) return wanted;
       layer.state[i] = State::kAsked;
       wanted.push_back({index, static_cast<int>(i / num_pages_), i % num_pages_});
       asked_.push_back(wanted.back());

@@ -22,6 +22,11 @@ class RestingPages {
     return page < num_pages_ && layers_[layer].state[Index(head, page)] != State::kPresent;
   }
 
+  // Whether it has a copy that can come back.
+  bool MayReturn(int layer, int head, int64_t page) const {
+    return page < num_pages_ && layers_[layer].resting[Index(head, page)] != 0;
+  }
+
   // For RecallView, [num_heads][num_pages].
   std::span<const uint8_t> resting(int layer) const { return layers_[layer].resting; }
   std::span<int64_t> missed(int layer) { return layers_[layer].missed; }
@@ -33,10 +38,13 @@ class RestingPages {
   }
 
   // Up to `max` pages below `end_page`, coldest first; ties to the lower page, layer, head.
-  // Not those that came back within the last rounds. A round begins.
-  std::vector<PageId> Coldest(int64_t end_page, int64_t max);
+  // Not those that came back within the last rounds.
+  void BeginRound() { ++round_; }
+  std::vector<PageId> Coldest(int64_t end_page, int64_t max, int spared_layer = -1) const;
   void Rest(const PageId& page);
 
+  // Asked for from now on, if it rests and was not yet.
+  bool Ask(const PageId& page);
   // Pages that have missed so much that they are wanted back: asked for from now on.
   std::vector<PageId> TakeWanted();
   const std::vector<PageId>& asked() const { return asked_; }

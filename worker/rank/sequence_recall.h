@@ -71,6 +71,19 @@ class SequenceRecall {
   // a layer and own KV head, ascending. Mode `all` keeps no lists: empty.
   int64_t noted_tokens() const { return reads_.empty() ? 0 : step_tokens_; }
   std::span<const Position> picks(int layer, int64_t token, int head) const;
+  // --- Steps that wait for pages that rest --- (sequence_recall_wait.cc)
+  // Whether the layer's picks may fall on pages that rest and are to wait for them. Then, before
+  // the layer's attention: the same with LookAhead(), which changes nothing, AskForMissed() of
+  // all sequences, and AwaitAsked() of each: until the pages are there, or it is too late.
+  bool MayWait(int layer) const;
+  const RecallView* LookAhead(int layer);
+  void AskForMissed(int layer);
+  // UNAVAILABLE: some have not come in time. `spared_layer`: pages of the others may rest
+  // meanwhile, where room is wanted; -1: none may.
+  absl::Status AwaitAsked(int spared_layer);
+  // A plan has chosen these of TakeReports(): the same for what is copied up.
+  void AskForPromoted(int layer, int set, std::span<const Position> positions);
+
   // The step failed: gains since the last plan are lost.
   void UndoStep();
 
@@ -141,6 +154,7 @@ class SequenceRecall {
   void UpdateRest();
   void TakeReturns();
   void LetRest(bool planned);
+  void LetColdestRest(int64_t bytes, int spared_layer);
   void NoteHeat();
   void AddHeat();
   bool HasCopy(const PageId& page) const;
@@ -151,6 +165,8 @@ class SequenceRecall {
   void FillAbsent(const RecallRegion& region, std::span<int64_t> buffer) const;
   bool MayPromote(int layer, int set, Position position, const RecallRegion& region,
                   std::span<const int64_t> buffer) const;
+  bool waits() const { return rests_ && options_.policy.recall.wait && !gave_up_; }
+  void Want(const PageId& page, std::vector<PageId>& asks);
   void MarkDemoted(int layer, int set, Position position);
   bool IsDemoted(const Layer& layer, int set, Position position) const;
   int64_t words_per_set() const;
@@ -181,6 +197,11 @@ class SequenceRecall {
   const bool rests_;                                // pages may rest
   RestingPages rest_;                               // of the first num_pages()
   bool planned_ = false;                            // since the last round
+  bool gave_up_ = false;                            // waiting, until what was asked for has come
+  absl::Duration wait_left_;                        // of this step
+  std::vector<PageId> awaited_;
+  RecallView ahead_;
+  std::vector<int64_t> missed_ahead_;  // [num_kv_heads][num_pages]
   int64_t steps_since_rest_ = 0;
   std::vector<RecallView> views_;    // [num_layers]
   std::vector<int32_t> num_picks_;   // [num_layers][step_tokens][num_kv_heads]

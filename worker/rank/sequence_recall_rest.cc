@@ -44,10 +44,16 @@ void SequenceRecall::LetRest(bool planned) {
   const int64_t bytes = host_pages_.BytesToRest();
   if (bytes <= 0) return;
   if (!planned) AddHeat();
+  rest_.BeginRound();
+  LetColdestRest(bytes, /*spared_layer=*/-1);
+}
+
+void SequenceRecall::LetColdestRest(int64_t bytes, int spared_layer) {
   const int64_t page_bytes = sketch_.page_tokens * rank_.shape.row_bytes();
   const int64_t count = std::min((bytes + page_bytes - 1) / page_bytes, kMaxPagesToRest);
   // Full ones whose sketch is final: the open page is coded from its copy.
-  std::vector<PageId> pages = rest_.Coldest(sketched_tokens_ / sketch_.page_tokens, count);
+  std::vector<PageId> pages =
+      rest_.Coldest(sketched_tokens_ / sketch_.page_tokens, count, spared_layer);
   std::erase_if(pages, [&](const PageId& page) { return !HasCopy(page); });
   if (pages.empty()) return;
   host_pages_.Rest(pages);
@@ -89,9 +95,14 @@ void SequenceRecall::AddHeat() {
 
 bool SequenceRecall::IsAbsent(int layer, int set, int64_t page) const {
   const std::span<const std::byte* const> pages = layers_[layer].host_pages;
-  if (num_sets_ > 1) return pages[set * num_pages() + page] == nullptr;
+  // What is waited for counts as there.
+  const auto absent = [&](int head) {
+    return pages[head * num_pages() + page] == nullptr &&
+           !(waits() && rest_.MayReturn(layer, head, page));
+  };
+  if (num_sets_ > 1) return absent(set);
   for (int head = 0; head < rank_.shape.num_kv_heads; ++head) {
-    if (pages[head * num_pages() + page] == nullptr) return true;
+    if (absent(head)) return true;
   }
   return false;
 }

@@ -68,6 +68,7 @@ absl::Status TakeRecall(const v1::PolicyOptions& proto, PolicyOptions& options) 
   RecallOptions& recall = options.recall;
   if (proto.has_recall()) recall.enabled = proto.recall();
   if (proto.has_recall_all()) recall.all = proto.recall_all();
+  if (proto.has_recall_wait()) recall.wait = proto.recall_wait();
   if (proto.has_recall_min_share()) recall.min_share = proto.recall_min_share();
   if (proto.has_promote_candidates()) recall.promote_candidates = proto.promote_candidates();
   if (proto.has_pooled_seeds()) options.pooled_seeds = proto.pooled_seeds();
@@ -143,6 +144,7 @@ v1::PolicyOptions PolicyToProto(const PolicyOptions& options) {
   proto.set_history_window(options.history_window);
   proto.set_pyramid_beta(options.pyramid_beta);
   proto.set_recall(options.recall.enabled);
+  proto.set_recall_wait(options.recall.wait);
   proto.set_recall_all(options.recall.all);
   proto.set_recall_tokens(options.recall.recall_tokens);
   proto.set_recall_min_share(options.recall.min_share);
@@ -183,6 +185,7 @@ v1::ResolvedBudget BudgetToProto(const PolicyOptions& options, const Budget& bud
   }
   if (!options.recall.enabled) return proto;
   proto.set_recall(true);
+  proto.set_recall_wait(options.recall.wait);
   proto.set_recall_all(options.recall.all);
   proto.set_recall_tokens(options.recall.recall_tokens);
   proto.set_recall_min_share(options.recall.min_share);

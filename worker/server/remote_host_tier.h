@@ -68,6 +68,7 @@ class RemoteHostTier final : public HostTier {
   int64_t BytesToRest(SequenceId sequence) override;
   void Rest(SequenceId sequence, std::span<const PageId> pages) override;
   void Ask(SequenceId sequence, std::span<const PageId> pages) override;
+  void AwaitAsked(SequenceId sequence, absl::Duration max) override;
   std::vector<PageId> TakeGone(SequenceId sequence) override;
 
   // `done` runs once nothing of the closed sequence is left to write; at once
@@ -148,6 +149,8 @@ class RemoteHostTier final : public HostTier {
   std::shared_ptr<SlabView> slab_ ABSL_GUARDED_BY(mutex_);
   uint64_t slab_nonce_ ABSL_GUARDED_BY(mutex_) = 0;
   Epoch attached_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t asks_answered_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t asks_seen_ ABSL_GUARDED_BY(mutex_) = 0;  // by the step
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -26,6 +26,9 @@
 //    heartbeats, which frees its pages, only when no write to them is under way
 //    (StopListing()).
 //
+// 6. A process that was replaced and wakes within its time shares neither pages that
+//    are not full nor the watermark with its successor (PageStore::Contest).
+//
 // What is left: a process that is frozen, by a signal or its machine, exactly
 // between address and copy, and for longer than margin + grace beyond its lease.
 // Sealed pages that it hits then read as DATA_LOSS.

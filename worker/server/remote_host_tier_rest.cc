@@ -69,6 +69,16 @@ void RemoteHostTier::Ask(SequenceId sequence, std::span<const PageId> pages) {
   work_.SignalAll();
 }
 
+void RemoteHostTier::AwaitAsked(SequenceId sequence, absl::Duration max) {
+  MutexLock lock(&mutex_);
+  const absl::Time deadline = absl::Now() + max;
+  // Also answers since the step was here last: it looks before it waits.
+  while (asks_answered_ == asks_seen_ && FindOpen(sequence) != nullptr && absl::Now() < deadline) {
+    changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
+  }
+  asks_seen_ = asks_answered_;
+}
+
 std::vector<PageId> RemoteHostTier::TakeGone(SequenceId sequence) {
   MutexLock lock(&mutex_);
   Entry* const entry = FindOpen(sequence);
@@ -114,6 +124,8 @@ bool RemoteHostTier::AskService(Entry& entry) {
     all = all && answer != RestRequests::Answer::kLater;
     entry.rest.AskEnded(pages[i], answer);
   }
+  ++asks_answered_;
+  changed_.SignalAll();
   return all;
 }
 

@@ -23,7 +23,7 @@ class EarlierWritersTest : public ::testing::Test {
     epoch_ = Join("first");
     opened_ = TestOpen("request", epoch_);
     id_ = registry_.Open(opened_)->sequence_id();
-    Reserve();
+    first_watermark_ = Reserve();
     Report(1, 0, /*finished=*/false);
     ASSERT_EQ(registry_.sequences().Get(id_)->committed_tokens(), 0);  // no sets yet
   }
@@ -37,14 +37,20 @@ class EarlierWritersTest : public ::testing::Test {
     EXPECT_TRUE(registry_.AttachDirect("group", 0, epoch).ok());
     return epoch;
   }
-  // A page that the rank fills in the slab.
-  void Reserve() {
+  // Pages that the rank fills in the slab; where its watermark is.
+  int64_t Reserve() {
+    int64_t watermark = 0;
+    ReserveInto(&watermark);
+    return watermark;
+  }
+  void ReserveInto(int64_t* watermark) {
     const auto direct = registry_.AdmitWriter(id_, 0, epoch_);
     ASSERT_TRUE(direct.ok() && *direct);
     const auto reserved =
         store_.Reserve({.sequence = id_, .heads = {0, 2}, .num_pages = 2}, *direct);
     ASSERT_TRUE(reserved.ok());
-    store_.slab().Watermark(reserved->watermark_offset).store(kTokens);
+    *watermark = reserved->watermark_offset;
+    store_.slab().Watermark(*watermark).store(kTokens);
   }
   void Report(int64_t plan, int32_t incarnation, bool finished) {
     v1::ReportPlanRequest request = TestFinished(epoch_, id_, kTokens);
@@ -89,6 +95,7 @@ class EarlierWritersTest : public ::testing::Test {
   Epoch epoch_ = 0;
   v1::OpenSequenceRequest opened_;
   SequenceId id_ = 0;
+  int64_t first_watermark_ = 0;
 };
 
 TEST_F(EarlierWritersTest, TheEndOfASuspendedSequenceFreesItsPagesWhenItsRanksMayWriteNoMore) {
@@ -142,6 +149,31 @@ TEST_F(EarlierWritersTest, WhatHasGoneOnByThenIsNotStopped) {
     Pass(absl::Seconds(10));
   }
   EXPECT_FALSE(MayLeave());
+}
+
+TEST_F(EarlierWritersTest, AProcessThatTookAnothersPlaceSharesNothingWithItThatBothMayWrite) {
+  EXPECT_EQ(store_.Stats().retiring_bytes, 0);
+  epoch_ = Join("second");  // the first one stands still
+  Reopen();
+  EXPECT_NE(Reserve(), first_watermark_);
+  EXPECT_GT(store_.Stats().retiring_bytes, 0);
+  // The first one wakes and goes on.
+  store_.slab().Watermark(first_watermark_).store(kTokens + 5);
+  EXPECT_EQ(store_.Watermark(id_, 0), kTokens);
+  for (int i = 0; i < 6; ++i) {
+    registry_.sequences().RenewOne(id_);
+    EXPECT_GT(store_.Stats().retiring_bytes, 0);
+    Pass(absl::Seconds(10));
+  }
+  registry_.sequences().RenewOne(id_);
+  Pass(kWriteEnd - absl::Seconds(60));
+  EXPECT_EQ(store_.Stats().retiring_bytes, 0);
+}
+
+TEST_F(EarlierWritersTest, WhoGoesOnByItselfKeepsItsPages) {
+  Reopen();
+  EXPECT_EQ(Reserve(), first_watermark_);
+  EXPECT_EQ(store_.Stats().retiring_bytes, 0);
 }
 
 TEST_F(EarlierWritersTest, ALateWordOfAnEarlierIncarnationDoesNotFreeWhatThePresentOneWrites) {

@@ -14,7 +14,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr PlanLayout kLayout = {.sequence = 7,
+const PlanLayout kLayout = {.sequence = 7,
                                 .num_ranks = 2,
                                 .num_layers = 2,
                                 .num_kv_heads = 2,

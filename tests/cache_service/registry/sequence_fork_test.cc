@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cache_service/base/shortage.h"
 #include "tests/cache_service/registry/share_fixture.h"
 
 namespace heavywater {
@@ -141,6 +142,49 @@ TEST_F(SequenceForkTest, DamagedPagesAreDataLoss) {
   EXPECT_EQ(forked.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(forked.status().message()), HasSubstr("only 16 are whole"));
   EXPECT_EQ(store_.Stats().sequences, 1);
+}
+
+TEST_F(SequenceForkTest, StatesThatBothGoOnFromCountOnce) {
+  const SequenceId parent = Make(100);
+  const int64_t before = registry_.sequences().snapshot_bytes();
+  ASSERT_GT(before, 0);
+  const SequenceId child = Fork(parent)->sequence_id();
+  EXPECT_EQ(registry_.sequences().snapshot_bytes(), before);
+  Close(parent);
+  EXPECT_EQ(registry_.sequences().snapshot_bytes(), before);
+  Close(child);
+  EXPECT_EQ(registry_.sequences().snapshot_bytes(), 0);
+}
+
+absl::Status FullBy(int64_t need) {
+  return ExhaustedError(
+      "full",
+      {.subject = "host_bytes", .need = need, .available = 0, .limit = int64_t{200} * 4096});
+}
+
+TEST_F(SequenceForkTest, WhatOthersHoldTooIsNoRoomThatItsEndWouldMake) {
+  const SequenceId parent = Make(100);
+  const SequenceId child = Fork(parent)->sequence_id();
+  v1::SuspendSequenceRequest suspend;
+  suspend.set_sequence_id(child);
+  ASSERT_TRUE(registry_.sequences().Suspend(suspend).ok());
+  // Of its four rows of pages three are the child's, too, which stays.
+  const absl::Status refused = registry_.sequences().MakeRoom(FullBy(2 * kPageRow));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(registry_.sequences().FindOwner(parent).ok()) << "ended in vain";
+  const int64_t before = UsedBytes();
+  EXPECT_TRUE(registry_.sequences().MakeRoom(FullBy(kPageRow)).ok());
+  EXPECT_FALSE(registry_.sequences().FindOwner(parent).ok());
+  EXPECT_GE(before - UsedBytes(), kPageRow);
+}
+
+TEST_F(SequenceForkTest, WhatTwoFinishedOnesShareIsRoomOnceBothHaveEnded) {
+  const SequenceId parent = Make(100);
+  const SequenceId child = Fork(parent)->sequence_id();
+  ASSERT_TRUE(registry_.sequences().MakeRoom(FullBy(4 * kPageRow)).ok());
+  EXPECT_FALSE(registry_.sequences().FindOwner(parent).ok());
+  EXPECT_FALSE(registry_.sequences().FindOwner(child).ok());
+  EXPECT_EQ(UsedBytes(), 0);
 }
 
 }  // namespace

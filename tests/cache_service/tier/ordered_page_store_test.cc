@@ -469,5 +469,54 @@ TEST_F(OrderedPageStoreTest, ATruncatedSequenceWhosePagesLieBelowIsWrittenAnewOn
   ExpectBalanced();
 }
 
+// A rank that goes on after another text gives up what it has no room for.
+TEST_F(OrderedPageStoreTest, APageThatIsGivenUpOnItsWayDownTakesNoOthersWithIt) {
+  Make(40);
+  WriteAndFinish(1, 16);
+  EXPECT_GT(store_->FlushBatch(1), 0);
+  ASSERT_EQ(Disk().pages, 4);
+  ASSERT_TRUE(store_->Extend(1, 1000).ok());
+  ASSERT_TRUE(
+      store_->Reserve({.sequence = 1, .heads = {0, 2}, .first_page = 1, .num_pages = 1}, false)
+          .ok());
+  for (int of_page = 0; of_page < 4; ++of_page) {
+    const RowRange rows = {1, of_page / 2, of_page % 2, 16, 16};
+    ASSERT_TRUE(store_->Write(0, rows, TestRows(rows)).ok());
+  }
+  ASSERT_TRUE(store_->Commit(1, 0, 32).ok());
+  store_->StopWriter(1, 0);
+  int hooks = 0;
+  disk_->OnPut([&] {
+    if (hooks++ > 0) return;
+    ASSERT_TRUE(store_->Extend(1, 1000).ok());
+    ASSERT_TRUE(store_->Truncate(1, 16).ok());
+    EXPECT_EQ(*store_->Skip(1, 0, /*first_page=*/1, /*num_pages=*/1), 4);
+  });
+  store_->FlushBatch(1);
+  EXPECT_EQ(hooks, 1);
+  TurnUntilIdle();
+  EXPECT_EQ(Disk().pages, 4);
+  ExpectAllRows(1, 16);
+  EXPECT_EQ(ReadPage(1, 1).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(OrderedPageStoreTest, APageBelowThatIsGivenUpFreesNothingOfTheSlab) {
+  Make(40);
+  WriteAndFinish(1, 32);
+  while (store_->FlushBatch(1) > 0) {
+  }
+  ASSERT_EQ(Disk().pages, 8);
+  ASSERT_TRUE(store_->Extend(1, 1000).ok());
+  ASSERT_TRUE(store_->Truncate(1, 16).ok());
+  const int64_t used = store_->Stats().used_bytes;
+  EXPECT_EQ(*store_->Skip(1, 0, /*first_page=*/1, /*num_pages=*/1), 0);
+  EXPECT_EQ(store_->Stats().used_bytes, used);
+  ExpectBalanced();
+  ExpectAllRows(1, 16);
+  ASSERT_TRUE(store_->Release(1).ok());
+  TurnUntilIdle();
+  EXPECT_EQ(Disk().pages, 0);
+}
+
 }  // namespace
 }  // namespace heavywater

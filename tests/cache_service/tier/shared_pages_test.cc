@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +21,7 @@
 namespace heavywater {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kPages = 60;
@@ -233,6 +236,47 @@ TEST_F(SharedPagesTest, AnotherShapeOrFingerprintIsRefusedByName) {
   EXPECT_EQ(store_->OpenFrom(Spec(2), {.sequence = 9, .tokens = 32}).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(UsedPages(), 3 * kRow);
+}
+
+// The cell lies in memory of the rank's: what it does there must not end the service.
+TEST_F(SharedPagesTest, ARankThatMovesItsWatermarkWhileItReservesGetsPagesAllTheSame) {
+  MakeSource();
+  for (SequenceId id = 2; id < 400; ++id) {
+    ASSERT_EQ(*store_->OpenFrom(Spec(id), {.sequence = 1, .tokens = 32}), 32);
+    const PageRange range = {.sequence = id, .heads = {0, 2}, .num_pages = 2};
+    const auto first = store_->Reserve(range, true);
+    ASSERT_TRUE(first.ok()) << first.status();
+    std::atomic<int64_t>& watermark = store_->slab().Watermark(first->watermark_offset);
+    std::atomic<bool> stop = false;
+    std::thread rank([&] {
+      while (!stop) {
+        watermark.store(32);
+        watermark.store(0);
+      }
+    });
+    const auto again = store_->Reserve(range, true);
+    stop = true;
+    rank.join();
+    ASSERT_TRUE(again.ok()) << again.status();
+    store_->StopWriter(id, 0);
+    ASSERT_TRUE(store_->Release(id).ok());
+  }
+  EXPECT_EQ(UsedPages(), 3 * kRow);
+  EXPECT_EQ(ValueAt(1, 20), 11);
+}
+
+TEST_F(SharedPagesTest, PagesOfSeveralAreFreedByTheLastOfThem) {
+  MakeSource();
+  ASSERT_TRUE(store_->OpenFrom(Spec(2), {.sequence = 1, .tokens = 32}).ok());
+  Fill(2, 32, 50, 22);
+  store_->StopWriter(2, 0);
+  const auto pages = [](int64_t rows) { return rows * kRow * kTestPageBytes; };
+  EXPECT_THAT(store_->FreedBytes({{1, 2}}), ElementsAre(pages(1), pages(2 + 2)));
+  EXPECT_THAT(store_->FreedBytes({{2, 1}}), ElementsAre(pages(2), pages(2 + 1)));
+  EXPECT_THAT(store_->FreedBytes({{2}}), ElementsAre(pages(2)));
+  EXPECT_THAT(store_->FreedBytes({{9, 1}}), ElementsAre(0, pages(1)));
+  EXPECT_EQ(store_->HostBytesTogether({{1, 2}}), pages(2 + 1 + 2));
+  EXPECT_EQ(store_->HostBytesTogether({{2, 9}}), pages(2 + 2));
 }
 
 TEST_F(SharedPagesTest, WithoutRoomNothingIsShared) {

@@ -22,6 +22,9 @@ class RestingHostTier final : public HostTier {
   // Page numbers that are lost once they have been asked for.
   std::set<int64_t> loses;
   int64_t num_asked = 0;
+  // How many of the asked pages come while the rank waits for them, in each wait.
+  int64_t comes_awaited = 0;
+  int64_t num_waits = 0;
 
   // Up to so many of the asked pages come back, the first ones first.
   void Deliver(int64_t max);
@@ -43,6 +46,10 @@ class RestingHostTier final : public HostTier {
   int64_t BytesToRest(SequenceId sequence) override { return bytes_to_rest; }
   void Rest(SequenceId sequence, std::span<const PageId> pages) override;
   void Ask(SequenceId sequence, std::span<const PageId> pages) override;
+  void AwaitAsked(SequenceId sequence, absl::Duration max) override {
+    ++num_waits;
+    Deliver(comes_awaited);
+  }
   std::vector<PageId> TakeGone(SequenceId sequence) override;
   bool IsLost(SequenceId sequence) const override { return local_.IsLost(sequence); }
   void CloseSequence(SequenceId sequence) override { local_.CloseSequence(sequence); }

@@ -155,6 +155,63 @@ TEST(RestingTest, PicksPromotionsAndOutputsEqualThePlainReferenceOverWhatIsPrese
   EXPECT_GT(sum.missed_picks, 1000);
 }
 
+// What all ranks hold and what attention returned last, as bytes would differ.
+void ExpectSame(RestingGroup& got, RestingGroup& want, int32_t token, Position position) {
+  for (int layer = 0; layer < got->options().num_layers; ++layer) {
+    ASSERT_EQ(got->Sets(1, layer), want->Sets(1, layer)) << "layer " << layer;
+    ASSERT_EQ(got->Attention(layer, token, position), want->Attention(layer, token, position))
+        << "layer " << layer;
+  }
+  for (int rank = 0; rank < got->world_size(); ++rank) {
+    const auto own = got->cache(rank).Report(1, /*with_sets=*/true);
+    const auto other = want->cache(rank).Report(1, /*with_sets=*/true);
+    ASSERT_TRUE(own.ok() && other.ok());
+    ASSERT_EQ(own->hash, other->hash);
+  }
+}
+
+TEST(RestingTest, AStepThatWaitsIsTheSameAsIfNoPageHadEverRested) {
+  RecallStats sum;
+  int64_t waits = 0;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const TestGroupOptions options = RandomGroup(random);
+    const Scope scope = seed / 4 % 2 == 0 ? Scope::kLayer : Scope::kKvHead;
+    SequenceOptions sequence = RandomSequence(random, kPolicies[seed % 4], scope);
+    sequence.policy.recall.wait = true;
+    RestingGroup group(options);
+    RestingGroup present(options);
+    const std::vector<int32_t> prompt = TestTokens(0, sequence.prompt_tokens);
+    ASSERT_TRUE(group->OpenAndRunPrompt(1, sequence, prompt).ok());
+    ASSERT_TRUE(present->OpenAndRunPrompt(1, sequence, prompt).ok());
+    int64_t seen = sequence.prompt_tokens;
+    for (int step = 0; step < 40; ++step) {
+      for (int rank = 0; rank < group->world_size(); ++rank) {
+        group.tier(rank).bytes_to_rest = random() % 3 == 0 ? 4096 << random() % 6 : 0;
+        group.tier(rank).comes_awaited = 1 + random() % 3;
+      }
+      const std::vector<int32_t> tokens = TestTokens(0, random() % 4 == 0 ? 2 : 1, seen);
+      ASSERT_TRUE(group->Append({{1, tokens}}).ok());
+      ASSERT_TRUE(present->Append({{1, tokens}}).ok());
+      seen += static_cast<int64_t>(tokens.size());
+      ExpectSame(group, present, tokens.back(), static_cast<Position>(seen - 1));
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    const RecallStats stats = group.Stats();
+    ASSERT_EQ(stats.missed_picks, 0);
+    ASSERT_EQ(stats.reads, present.Stats().reads);
+    sum.promoted += stats.promoted;
+    sum.pages_rested += stats.pages_rested;
+    sum.pages_returned += stats.pages_returned;
+    for (int rank = 0; rank < group->world_size(); ++rank) waits += group.tier(rank).num_waits;
+  }
+  EXPECT_GT(sum.promoted, 200);
+  EXPECT_GT(sum.pages_rested, 300);
+  EXPECT_GT(sum.pages_returned, 200);
+  EXPECT_GT(waits, 200);
+}
+
 SequenceOptions RecallSequence(int64_t prompt) {
   SequenceOptions options = TestSequence(Policy::kSnapKvH2o, Scope::kLayer, 12, 8, prompt);
   options.policy.plan_interval_steps = 4;
@@ -239,6 +296,36 @@ TEST(RestingTest, DecodeGoesOnWhereNothingThatIsAskedForComes) {
   EXPECT_GT(stats.mass_missing, 0);
   // Full pages below the sketch's end, of 2 layers and 2 heads.
   EXPECT_GE(stats.pages_resting, 4 * (190 / 16));
+}
+
+TEST(RestingTest, WhatDoesNotComeInTimeIsMissedAndTheStepGoesOn) {
+  RestingGroup group(
+      {.query_heads = 4, .kv_heads = 2, .head_dim = 64, .max_recall_wait = absl::Milliseconds(5)});
+  SequenceOptions sequence = RecallSequence(100);
+  sequence.policy.recall.wait = true;
+  ASSERT_TRUE(group->OpenAndRunPrompt(1, sequence, TestTokens(0, 100)).ok());
+  for (int64_t seen = 100; seen < 140; ++seen) {
+    group.tier(0).bytes_to_rest = seen < 120 ? kEverything : 0;
+    ASSERT_TRUE(group->Append({{1, TestTokens(0, 1, seen)}}).ok()) << seen;
+  }
+  const RecallStats stats = group.Stats();
+  EXPECT_GT(stats.missed_picks, 0);
+  EXPECT_GT(group.tier(0).num_waits, 0);
+  // It does not wait again before what it has asked for is there.
+  EXPECT_LE(group.tier(0).num_waits, 10);
+}
+
+TEST(RestingTest, NothingIsWaitedForWhereNothingRests) {
+  RestingGroup group({.query_heads = 4, .kv_heads = 2, .head_dim = 64});
+  SequenceOptions sequence = RecallSequence(100);
+  sequence.policy.recall.wait = true;
+  ASSERT_TRUE(group->OpenAndRunPrompt(1, sequence, TestTokens(0, 100)).ok());
+  for (int64_t seen = 100; seen < 140; ++seen) {
+    ASSERT_TRUE(group->Append({{1, TestTokens(0, 1, seen)}}).ok());
+  }
+  EXPECT_GT(group.Stats().reads, 0);
+  EXPECT_EQ(group.tier(0).num_waits, 0);
+  EXPECT_EQ(group.tier(0).num_asked, 0);
 }
 
 TEST(RestingTest, NothingRestsWithoutTheOptionOrInModeAll) {

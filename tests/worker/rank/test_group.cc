@@ -81,6 +81,7 @@ TestGroup::TestGroup(const TestGroupOptions& options) : options_(options), rows_
     cache.rope_frequencies = options.rope_frequencies;
     cache.trained_tokens = options.trained_tokens;
     cache.rest_pages = options.rest_pages;
+    cache.max_recall_wait = options.max_recall_wait;
     Rank& made = ranks_.emplace_back();
     made.backend = CreateBackend(options);
     auto created = RankCache::Create(cache, *made.backend,

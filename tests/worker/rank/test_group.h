@@ -41,6 +41,7 @@ struct TestGroupOptions {
   std::function<std::unique_ptr<Backend>()> make_backend = nullptr;
   std::vector<HostTier*> tiers = {};  // one for each rank, or none
   bool rest_pages = false;
+  absl::Duration max_recall_wait = absl::Seconds(5);
 };
 
 // One token of each of some sequences, or more.

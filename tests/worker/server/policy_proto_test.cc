@@ -33,6 +33,7 @@ TEST(PolicyProtoTest, EveryOptionOfRecallSurvivesTheWayToOtherRanks) {
   proto.set_recall_all(true);
   proto.set_recall_tokens(7);
   proto.set_recall_min_share(0);
+  proto.set_recall_wait(true);
   proto.set_sketch_channels(24);
   proto.set_promote_candidates(0);
   proto.set_device_ratio(0);
@@ -46,7 +47,8 @@ TEST(PolicyProtoTest, EveryOptionOfRecallSurvivesTheWayToOtherRanks) {
                               .recall_tokens = 7,
                               .min_share = 0,
                               .sketch_channels = 24,
-                              .promote_candidates = 0};
+                              .promote_candidates = 0,
+                              .wait = true};
   EXPECT_TRUE(received->recall == want);
   EXPECT_EQ(received->device_ratio, 0);
   EXPECT_FALSE(received->pooled_seeds);
