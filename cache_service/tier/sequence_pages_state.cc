@@ -8,6 +8,9 @@
 namespace heavywater {
 namespace {
 
+// In the place of a rank. Records of state format 1 have nothing like it.
+constexpr int64_t kContestedFollow = -1;
+
 std::string PageRecord(const PageEntry& entry) {
   const int64_t flags =
       int64_t{entry.direct} | int64_t{entry.sealed} << 1 | int64_t{entry.stuck} << 2 |
@@ -75,11 +78,14 @@ void SequencePages::TakeChanges(const Kept& kept, StateBatch& batch) {
   AddSet(writers_, writer);
   AddSet(streamers_, writer);
   AddSet(stopped_, writer);
-  SaveContested(writer);
   for (const auto& [rank, spans] : skipped_) {
     for (const PageSpan& span : spans) {
       for (const int64_t value : {int64_t{rank}, span.begin, span.end}) writer.Add(value);
     }
+  }
+  if (!cells_.empty() || !contested_.empty()) {
+    writer.Add(kContestedFollow);
+    SaveContested(writer);
   }
   batch.Put(StateKey(StateKind::kPages, spec_.sequence), writer.Take());
 }
@@ -125,9 +131,12 @@ absl::Status SequencePages::LoadSets(RecordReader& reader) {
       !LoadSet(reader, spec_, &stopped_)) {
     return DataLoss(id, "impossible ranks");
   }
-  HW_RETURN_IF_ERROR(LoadContested(reader));
   while (!reader.Finish().ok()) {
     const int64_t rank = reader.Next();
+    if (rank == kContestedFollow) {
+      HW_RETURN_IF_ERROR(LoadContested(reader));
+      return reader.Finish();
+    }
     const PageSpan span = {reader.Next(), reader.Next()};
     if (!IsRank(rank, spec_) || span.begin < 0 || span.end <= span.begin) {
       return DataLoss(id, "damaged, or impossible pages that were given up");
@@ -156,7 +165,7 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::LoadPage(uint64_t number
   entry.rounded = (flags >> 6 & 1) != 0;
   entry.tier = static_cast<uint8_t>(flags >> 8);
   entry.rank = static_cast<int16_t>(flags >> 16);
-  entry.contested = (flags >> 32 & 1) != 0;
+  entry.contested = flags >> 32 == 1;  // version 1 wrote a rank of -1 over all bits above
   const Key key = number;
   if (PageOfKey(key) >= spec_.geometry.PagesFor(spec_.max_tokens) ||
       static_cast<int>(key >> 10 & 1023) >= spec_.geometry.num_layers ||

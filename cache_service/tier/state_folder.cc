@@ -28,6 +28,7 @@ namespace fs = std::filesystem;
 
 // Says whose folder it is, and of which version, before anything else is read.
 constexpr char kFormatFile[] = "HEAVYWATER_STATE";
+constexpr char kNewFormatFile[] = "HEAVYWATER_STATE.new";  // on its way to that name
 // One process has the folder: taken before anything there is read, never removed.
 constexpr char kLockFile[] = "HEAVYWATER_LOCK";
 constexpr char kDatabase[] = "db";
@@ -74,7 +75,9 @@ absl::Status FromRocksDb(const std::string& path, const rocksdb::Status& status)
   return absl::UnavailableError(text);
 }
 
-std::string FormatText() { return absl::StrCat("heavywater state ", kStateFormatVersion, "\n"); }
+std::string FormatText(int version = kStateFormatVersion) {
+  return absl::StrCat("heavywater state ", version, "\n");
+}
 
 absl::Status Unusable(const std::string& path, const std::string& why) {
   return absl::UnavailableError(absl::StrCat("state_dir \"", path, "\": ", why));
@@ -83,7 +86,8 @@ absl::Status Unusable(const std::string& path, const std::string& why) {
 bool IsSomebodyElses(const std::string& path, std::error_code& error) {
   if (fs::exists(fs::path(path) / kFormatFile, error) || error) return false;
   for (const auto& entry : fs::directory_iterator(path, error)) {
-    if (entry.path().filename() != kLockFile) return true;
+    const fs::path name = entry.path().filename();
+    if (name != kLockFile && name != kNewFormatFile) return true;
   }
   return false;
 }
@@ -109,20 +113,32 @@ absl::StatusOr<std::string> ReadFormat(const std::string& path) {
   return std::string(text, in.gcount());
 }
 
-absl::Status CheckFormat(const std::string& path) {
-  const fs::path file = fs::path(path) / kFormatFile;
+// In one step: half a file would be another version.
+absl::Status WriteFormat(const std::string& path) {
+  const fs::path written = fs::path(path) / kNewFormatFile;
+  std::ofstream out(written);
+  out << FormatText();
+  out.close();
+  if (!out) return Unusable(path, "cannot be written");
   std::error_code error;
-  if (fs::exists(file, error)) {
+  fs::rename(written, fs::path(path) / kFormatFile, error);
+  return error ? Unusable(path, error.message()) : absl::OkStatus();
+}
+
+// Writes what is missing; a folder of an earlier version that is read becomes one of this one,
+// which the earlier service does not read.
+absl::Status CheckFormat(const std::string& path) {
+  std::error_code error;
+  if (fs::exists(fs::path(path) / kFormatFile, error)) {
     HW_ASSIGN_OR_RETURN(const std::string text, ReadFormat(path));
     if (text == FormatText()) return absl::OkStatus();
+    for (int version = kOldestStateFormatVersion; version < kStateFormatVersion; ++version) {
+      if (text == FormatText(version)) return WriteFormat(path);
+    }
     return absl::DataLossError(absl::StrCat("state_dir \"", path, "\" says \"", text,
                                             "\", this service writes \"", FormatText(), "\""));
   }
-  if (error) return Unusable(path, error.message());
-  std::ofstream out(file);
-  out << FormatText();
-  out.close();
-  return out ? absl::OkStatus() : Unusable(path, "cannot be written");
+  return error ? Unusable(path, error.message()) : WriteFormat(path);
 }
 
 std::string DatabasePath(const std::string& path) { return (fs::path(path) / kDatabase).string(); }

@@ -13,8 +13,10 @@
 
 namespace heavywater {
 
-// Of everything below a state folder: another version is never read.
+// Of everything below a state folder. Records of the oldest one that is read are records of
+// this one, too; another version is never read.
 inline constexpr int kStateFormatVersion = 2;
+inline constexpr int kOldestStateFormatVersion = 1;
 
 // The first byte of a key says what its record is.
 enum class StateKind : char {

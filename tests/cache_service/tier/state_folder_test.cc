@@ -112,6 +112,23 @@ TEST_F(StateFolderTest, AnotherVersionIsNamedAndNotRead) {
   EXPECT_EQ((*anew)->num_changes(), 0u);
 }
 
+TEST_F(StateFolderTest, OneOfTheVersionBeforeGoesOnAsOneOfThis) {
+  Put("Sa", "1");
+  folder_.reset();
+  const fs::path file = fs::path(path_) / "HEAVYWATER_STATE";
+  for (int version = kOldestStateFormatVersion; version <= kStateFormatVersion; ++version) {
+    std::ofstream(file) << "heavywater state " << version << "\n";
+    Open();
+    EXPECT_THAT(Values("S"), ElementsAre("1")) << version;
+    folder_.reset();
+    std::string text;
+    std::getline(std::ifstream(file), text);
+    EXPECT_EQ(text, absl::StrCat("heavywater state ", kStateFormatVersion));
+  }
+  std::ofstream(file) << "heavywater state " << kOldestStateFormatVersion - 1 << "\n";
+  EXPECT_EQ(StateFolder::Open(path_).status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST_F(StateFolderTest, AVersionThatCannotBeReadIsNotAnotherVersion) {
   Put("Sa", "1");
   folder_.reset();
