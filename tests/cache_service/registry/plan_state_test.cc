@@ -15,11 +15,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const PlanLayout kLayout = {.sequence = 7,
-                                .num_ranks = 2,
-                                .num_layers = 2,
-                                .num_kv_heads = 2,
-                                .per_kv_head = false,
-                                .max_tokens = 100};
+                            .num_ranks = 2,
+                            .num_layers = 2,
+                            .num_kv_heads = 2,
+                            .per_kv_head = false,
+                            .max_tokens = 100};
 
 v1::PlanReport Report(int64_t plan, int64_t tokens_seen, uint64_t hash, int64_t watermark) {
   v1::PlanReport report;

@@ -241,26 +241,33 @@ TEST_F(SharedPagesTest, AnotherShapeOrFingerprintIsRefusedByName) {
 // The cell lies in memory of the rank's: what it does there must not end the service.
 TEST_F(SharedPagesTest, ARankThatMovesItsWatermarkWhileItReservesGetsPagesAllTheSame) {
   MakeSource();
+  std::atomic<int64_t> nowhere = 0;
+  std::atomic<std::atomic<int64_t>*> watermark = &nowhere;
+  std::atomic<int64_t> moves = 0;
+  std::atomic<bool> stop = false;
+  std::thread rank([&] {
+    for (; !stop; ++moves) watermark.load()->store(moves % 2 * 32);
+  });
   for (SequenceId id = 2; id < 400; ++id) {
     ASSERT_EQ(*store_->OpenFrom(Spec(id), {.sequence = 1, .tokens = 32}), 32);
     const PageRange range = {.sequence = id, .heads = {0, 2}, .num_pages = 2};
     const auto first = store_->Reserve(range, true);
     ASSERT_TRUE(first.ok()) << first.status();
-    std::atomic<int64_t>& watermark = store_->slab().Watermark(first->watermark_offset);
-    std::atomic<bool> stop = false;
-    std::thread rank([&] {
-      while (!stop) {
-        watermark.store(32);
-        watermark.store(0);
-      }
-    });
+    watermark = &store_->slab().Watermark(first->watermark_offset);
+    const int64_t before = moves;
+    while (moves < before + 2) {
+    }
     const auto again = store_->Reserve(range, true);
-    stop = true;
-    rank.join();
-    ASSERT_TRUE(again.ok()) << again.status();
+    watermark = &nowhere;
+    const int64_t after = moves;
+    while (moves < after + 2) {
+    }
+    EXPECT_TRUE(again.ok()) << again.status();
     store_->StopWriter(id, 0);
     ASSERT_TRUE(store_->Release(id).ok());
   }
+  stop = true;
+  rank.join();
   EXPECT_EQ(UsedPages(), 3 * kRow);
   EXPECT_EQ(ValueAt(1, 20), 11);
 }
