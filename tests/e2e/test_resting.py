@@ -216,24 +216,3 @@ def test_details_are_found_although_most_pages_have_been_on_disk(folder: Path) -
         hits = [one.code for one in needles if one.code in found]
         # What a query misses while a page is on its way depends on this machine's moment.
         assert len(hits) >= len(needles) - 1, (hits, found)
-
-
-def test_a_sequence_that_waits_for_its_pages_says_what_it_says_with_room(folder: Path, long_prompt: list[int]) -> None:
-    """One text alone, its prompt just within host memory: what decode adds makes pages go down."""
-    said = []
-    for name, rows in (("room", 3 * SEQUENCE_ROWS), ("short", PROMPT // PAGE_TOKENS + 3)):
-        (folder / name).mkdir()
-        with start(folder / name, 1, rest_pages=True, host_bytes=rows * PAGE_ROW) as group:
-            messages = group.generate(
-                tokens=long_prompt[:PROMPT],
-                max_new_tokens=NEW_TOKENS,
-                ignore_eos=True,
-                policy=POLICY | {"recall_wait": True},
-            )
-            assert summary(messages).budget.recall_wait
-            assert summary(messages).counts.tokens_dropped == 0
-            said.append(token_ids(messages))
-            counted = figures(group)
-            assert counted["heavywater_recall_missed_total"] == 0
-            assert (counted["heavywater_pages_returned_total"] > 0) == (name == "short")
-    assert said[0] == said[1]
