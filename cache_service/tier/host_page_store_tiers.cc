@@ -82,11 +82,11 @@ Relocation HostPageStore::Relocate(const PagePlace& place, int to, const StoredA
   std::optional<int64_t> offset;
   const Relocation relocation = (*entry)->pages.Relocate(place, to, as, &offset);
   Save(**entry);
-  if (offset.has_value()) {
-    FreePages(**entry, {&*offset, 1});
-    MutexLock lock(&mutex_);
-    ++counters_.moved_down;
-  }
+  if (offset.has_value()) FreePages(**entry, {&*offset, 1});
+  if (relocation != Relocation::kMoved) return relocation;
+  MutexLock lock(&mutex_);
+  counters_.moved_down += offset.has_value() ? 1 : 0;
+  counters_.residence[static_cast<size_t>(place.tier)].down.Add(ResidenceClock() - place.since);
   return relocation;
 }
 
@@ -135,6 +135,7 @@ bool HostPageStore::Promote(const PagePlace& place, std::span<const std::byte> b
   Save(**entry);
   MutexLock lock(&mutex_);
   ++counters_.moved_up;
+  counters_.residence[static_cast<size_t>(place.tier)].up.Add(ResidenceClock() - place.since);
   return true;
 }
 
