@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from heavywater import Security
+from heavywater import HeavywaterError, Security
 from heavywater.v1 import (
     admin_pb2_grpc,
     generation_pb2,
@@ -305,6 +305,18 @@ def cluster(folder: Path, size: int = 1, **kwargs: object) -> Iterator[Cluster]:
         yield started
     finally:
         started.close()
+
+
+def until_available(call: Callable[[], list[int]]) -> list[int]:
+    """New requests are UNAVAILABLE while a group forms."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return call()
+        except HeavywaterError as error:
+            assert error.code == "UNAVAILABLE", error
+            assert time.monotonic() < deadline, error
+        time.sleep(0.2)
 
 
 def token_ids(messages: list[generation_pb2.GenerateResponse]) -> list[int]:

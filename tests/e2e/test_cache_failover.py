@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, cluster
-from heavywater import Client, HeavywaterError
-from test_lost_node import LEASE_MS, Site, site  # noqa: F401 (a fixture)
+from cluster import Cluster, cluster, until_available
+from heavywater import Client
+from test_lost_node import LEASE_MS, Site, _wait_until_told, site  # noqa: F401 (a fixture)
 from test_turns import BOUNDED, OFTEN, RECALL, Conversation
 
 FAILOVER_MS = 1000
@@ -27,18 +25,6 @@ def _group(folder: Path, ranks: int, services: list[Cluster]) -> Cluster:
 def _kill(service: Cluster) -> None:
     assert service.cache is not None
     service.cache.kill()
-
-
-def _until_available(call: Callable[[], list[int]]) -> list[int]:
-    """New requests are UNAVAILABLE until the group has moved."""
-    deadline = time.monotonic() + 40
-    while True:
-        try:
-            return call()
-        except HeavywaterError as error:
-            assert error.code == "UNAVAILABLE", error
-            assert time.monotonic() < deadline, error
-        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -62,9 +48,9 @@ def test_a_running_text_and_new_ones_go_on_at_the_next_cache_service(
             if len(disturbed) == 10:
                 _kill(first)
         assert disturbed == undisturbed
-        assert _until_available(lambda: text(SHORT)) == undisturbed[:SHORT]
+        assert until_available(lambda: text(SHORT)) == undisturbed[:SHORT]
         assert all(worker.alive() for worker in group.workers)
-        assert client.list(), "they are known to the second one"
+        assert list(client.list()), "they are known to the second one"
         for worker in group.workers:
             log = worker.log.read_text()
             assert "the group goes on at another cache service" in log and second.cache_address in log
@@ -72,7 +58,7 @@ def test_a_running_text_and_new_ones_go_on_at_the_next_cache_service(
         group.workers[ranks - 1].kill()
         group.restart_worker(ranks - 1)
         group.wait_ready(group.worker_address)
-        assert _until_available(lambda: text(SHORT)) == undisturbed[:SHORT]
+        assert until_available(lambda: text(SHORT)) == undisturbed[:SHORT]
 
 
 def test_a_short_outage_moves_nobody(folder: Path, long_prompt: list[int]) -> None:
@@ -83,9 +69,13 @@ def test_a_short_outage_moves_nobody(folder: Path, long_prompt: list[int]) -> No
         _kill(first)
         first.restart_cache()
         with Client(worker=group.worker_address, cache=first.cache_address) as client:
-            generation = client.generate(long_prompt[:20], max_new_tokens=4, ignore_eos=True, policy=BOUNDED)
-            assert len(list(generation)) == 4
-            assert client.get(generation.sequence_id).tokens_seen > 0
+
+            def text() -> list[int]:
+                generation = client.generate(long_prompt[:20], max_new_tokens=4, ignore_eos=True, policy=BOUNDED)
+                return [token.token for token in generation]
+
+            assert len(until_available(text)) == 4
+            assert list(client.list()), "they are known to the first one"
         assert "another cache service" not in group.workers[0].log.read_text()
 
 
@@ -111,7 +101,7 @@ def test_a_suspended_conversation_goes_on_with_its_group_from_its_copy(
         talk.say(30)
         with Client(worker=group.worker_address, cache=first.cache_address) as client:
             client.suspend(talk.sequence)
-        site.wait_for_copies(1)
+        _wait_until_told(site, first)
         _kill(first)
         text = list(talk.text)
 
@@ -120,5 +110,5 @@ def test_a_suspended_conversation_goes_on_with_its_group_from_its_copy(
             return talk.say(20, question)
 
         # Through the same group: until it is where the copy can be had.
-        assert _until_available(second_turn) == answer
+        assert until_available(second_turn) == answer
         assert "computed a" not in group.workers[0].log.read_text()

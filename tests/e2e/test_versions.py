@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import BIN, Cluster, cluster, summary, token_ids
+from cluster import BIN, Cluster, cluster, token_ids, until_available
 from heavywater import Client, HeavywaterError
 from heavywater.v1 import common_pb2
 from test_turns import BOUNDED, OFTEN, RECALL, Conversation
@@ -204,6 +204,9 @@ def test_a_rank_of_another_version_is_refused_naming_both(group: Cluster, long_p
     # One of their own takes the place.
     group.binaries["worker"] = BUILDS["previous"]
     group.restart_worker(2)
-    group.wait_ready(group.worker_addresses[0])
-    messages = group.generate(tokens=long_prompt[:20], max_new_tokens=4, ignore_eos=True)
-    assert summary(messages).new_tokens == 4
+    with Client(worker=group.worker_address) as client:
+
+        def text() -> list[int]:
+            return [token.token for token in client.generate(long_prompt[:20], max_new_tokens=4, ignore_eos=True)]
+
+        assert len(until_available(text)) == 4
