@@ -21,7 +21,6 @@ LATE: Mapping[str, tuple[type[Message], tuple[str, ...]]] = {
         ("host_shortage_bytes", "host_restable_bytes", "suspended_sequence_ids"),
     ),
     "/heavywater.v1.SequenceService/Open": (sequence_pb2.OpenSequenceResponse, ("prefix_tokens",)),
-    "/heavywater.v1.SequenceService/Get": (sequence_pb2.Sequence, ("tenant",)),
     "/heavywater.v1.PageStoreService/Ask": (page_store_pb2.AskResponse, ("offsets",)),
 }
 
@@ -40,9 +39,11 @@ def _older(method: str, message: bytes) -> bytes:
     return parsed.SerializeToString()
 
 
-def _talk(group: Cluster, service: Cluster, prompt: list[int]) -> list[int]:
+def _talk(group: Cluster, service: Cluster, prompt: list[int], turns: bool) -> list[int]:
     talk = Conversation(group, prompt[:100], RECALL)
     answer = talk.say(30)
+    if not turns:  # pages that were streamed are not read back
+        return answer
     with Client(worker=group.worker_address, cache=service.cache_address) as client:
         client.suspend(talk.sequence)
     return answer + talk.say(20, prompt[400:410])
@@ -64,7 +65,8 @@ def test_a_peer_with_more_or_fewer_fields_is_as_one_of_this_version(
         flags = {**OFTEN, **worker, "cache_address": proxy.address}
         group = stack.enter_context(cluster(folder / "group", 1, cache=None, worker=flags))
         plain = stack.enter_context(cluster(folder / "plain", 1, worker={**OFTEN, **worker}))
-        assert _talk(group, service, long_prompt) == _talk(plain, plain, long_prompt)
+        assert _talk(group, service, long_prompt, not worker) == _talk(plain, plain, long_prompt, not worker)
         assert proxy.calls["/heavywater.v1.GroupService/ReportPlan"] > 0
-        assert proxy.calls["/heavywater.v1.SequenceService/Reopen"] == 1
+        seen = "PageStoreService/Write" if worker else "SequenceService/Reopen"
+        assert proxy.calls[f"/heavywater.v1.{seen}"] > 0
         assert "refused" not in group.workers[0].log.read_text()
