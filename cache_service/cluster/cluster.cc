@@ -83,7 +83,9 @@ void Cluster::Start(const std::string& address, Registry& registry, OrderedPageS
                                            registry.sequences(), changes_, clock);
   // What a restart has brought back may have been taken over meanwhile.
   for (const SequenceId id : registry.sequences().Ids()) changes_.Add(id);
-  bringer_ = std::make_unique<ThreadExecutor>(kMaxWaiting);
+  for (auto& bringer : bringers_) {
+    bringer = std::make_unique<ThreadExecutor>(kMaxWaiting);
+  }
   beater_ = std::thread([this] { Beat(); });
   watcher_ = std::thread([this] { WatchAll(); });
   started_ = true;
@@ -100,7 +102,7 @@ void Cluster::Stop() {
   }
   if (beater_.joinable()) beater_.join();
   if (watcher_.joinable()) watcher_.join();
-  bringer_.reset();
+  for (auto& bringer : bringers_) bringer.reset();
   if (started_) publisher_->Stop();
   if (lease_ != 0) (void)etcd_->Revoke(lease_);  // or it ends by its time
 }
@@ -125,8 +127,10 @@ Cluster::Stats Cluster::stats() const {
 void Cluster::Bring(SequenceId id, const Viewer& viewer,
                     std::function<void(const absl::Status&)> done) {
   if (!started_) return done(absl::UnavailableError("the cache service starts"));
+  // Calls for one sequence one after the other; the slots of services lie in the lowest digits.
+  ThreadExecutor& bringer = *bringers_[id / kMaxCacheServices % bringers_.size()];
   const absl::Status queued =
-      bringer_->Schedule([this, id, viewer, done] { done(BringNow(id, viewer)); });
+      bringer.Schedule([this, id, viewer, done] { done(BringNow(id, viewer)); });
   if (!queued.ok()) {
     done(absl::UnavailableError(absl::StrCat("sequence ", id, " is not here, and ", kMaxWaiting,
                                              " calls wait to hear where theirs are")));
@@ -145,6 +149,8 @@ absl::Status Cluster::BringNow(SequenceId id, const Viewer& viewer) {
   if (registry_->sequences().Export(id, /*with_state=*/false).has_value()) return absl::OkStatus();
   const absl::StatusOr<std::optional<HeldRecord>> found = directory_.Find(id);
   if (!found.ok()) {
+    // It has ended here; another service had to be told by etcd that this one is lost to have it.
+    if (registry_->sequences().IsOwnId(id)) return Unknown(id);
     return absl::UnavailableError(
         absl::StrCat("sequence ", id,
                      " is not here, and where it is cannot be asked: ", found.status().message()));

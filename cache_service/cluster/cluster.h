@@ -2,6 +2,7 @@
 // by the sequences of one that is lost.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -135,7 +136,8 @@ class Cluster {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Stats stats_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<EtcdWatch> watch_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<ThreadExecutor> bringer_;
+  // By sequence: a call that waits for one, or for its pages, holds up few others.
+  std::array<std::unique_ptr<ThreadExecutor>, 8> bringers_;
   std::atomic<bool> started_ = false;
   std::thread beater_;
   std::thread watcher_;

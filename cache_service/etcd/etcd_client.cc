@@ -72,10 +72,12 @@ absl::Status CheckOptions(const EtcdOptions& options) {
       return absl::InvalidArgumentError(
           absl::StrCat("etcd_endpoints has \"", endpoint, "\", want HOST:PORT"));
     }
-    if (!options.user.empty() && options.security.ca_file.empty() && !IsLoopback(endpoint)) {
+    const bool plaintext = options.security.ca_file.empty() && !options.allow_plaintext;
+    if (!options.user.empty() && plaintext && !IsLoopback(endpoint)) {
       return absl::InvalidArgumentError(
           absl::StrCat("etcd_password_file would go to ", endpoint,
-                       " in plaintext, want etcd_ca_file, or an address of this machine"));
+                       " in plaintext, want etcd_ca_file, an address of this machine, or "
+                       "allow_plaintext: true"));
     }
   }
   return absl::OkStatus();

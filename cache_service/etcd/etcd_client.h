@@ -27,6 +27,7 @@ struct EtcdOptions {
   // Where etcd asks for users; the file holds the password and may change.
   std::string user = {};
   std::string password_file = {};
+  bool allow_plaintext = false;  // of the password, to where others can listen
   // TLS, as for every other client of the project; ca_file empty: plaintext.
   ChannelSecurity security = {};
   absl::Duration timeout = absl::Seconds(2);  // of one call at one member

@@ -21,6 +21,10 @@ std::optional<SequenceRegistry::Exported> SequenceRegistry::Export(SequenceId id
   if (found == records_.end()) return std::nullopt;
   Record& record = found->second;
   Advance(id, record);
+  absl::Time lease_end = record.lease_end;
+  for (const heavywater::Pin& pin : pins_.PinsOf(id)) {
+    lease_end = std::max(lease_end, pin.deadline);
+  }
   Exported exported = {
       .group = record.request.group(),
       .tenant = record.request.tenant(),
@@ -31,9 +35,15 @@ std::optional<SequenceRegistry::Exported> SequenceRegistry::Export(SequenceId id
       .finished = record.plans.all_finished(),
       .can_go_on = record.plans.agreement().ok() &&
                    record.plans.FindSnapshot(std::numeric_limits<int64_t>::max()) != nullptr,
-      .lease_end = record.lease_end};
+      .lease_end = lease_end};
   if (with_state) exported.state = RecordOf(record);
   return exported;
+}
+
+bool SequenceRegistry::IsOwnId(SequenceId id) const {
+  MutexLock lock(&mutex_);
+  return id >= options_.first_sequence_id && id < next_id_ &&
+         id % options_.id_stride == options_.id_slot;
 }
 
 std::vector<SequenceId> SequenceRegistry::Ids() const {

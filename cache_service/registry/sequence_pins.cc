@@ -63,6 +63,7 @@ absl::StatusOr<v1::PinResponse> SequenceRegistry::Pin(const v1::PinRequest& requ
 
 void SequenceRegistry::PinsChanged(SequenceId id) {
   store_.SetPinned(id, pins_.IsPinned(id));
+  NoteChange(id);  // others keep what is lost of it until its last pin ends
   if (state_ == nullptr) return;
   v1::PinsState message;
   for (const heavywater::Pin& pin : pins_.PinsOf(id)) {

@@ -173,11 +173,13 @@ class SequenceRegistry {
     bool suspended = false;
     bool finished = false;   // by all ranks: nobody writes to it
     bool can_go_on = false;  // has a committed state
-    absl::Time lease_end;
+    absl::Time lease_end;    // or of the last of its pins
     v1::SequenceState state = {};  // where it was asked for
   };
   std::optional<Exported> Export(SequenceId id, bool with_state);
   std::vector<SequenceId> Ids() const;
+  // Whether this process gave out the id.
+  bool IsOwnId(SequenceId id) const;
   // Its pages are in the store. ALREADY_EXISTS, DATA_LOSS: nothing has changed.
   absl::Status Import(SequenceId id, const v1::SequenceState& state, absl::Time lease_end);
   // Another service has it now: it ends here. False: it is not here.

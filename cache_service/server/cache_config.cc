@@ -7,6 +7,7 @@
 #include "cache_service/registry/registry_options.h"
 #include "cache_service/registry/validate.h"
 #include "cache_service/runtime/server_security.h"
+#include "cache_service/security/address.h"
 #include "cache_service/tier/slab_format.h"
 
 namespace heavywater {
@@ -64,7 +65,14 @@ absl::Status ValidateRedis(const v1::CacheConfig& config) {
           absl::StrCat(field, " is set and redis_address is not, want that, too"));
     }
   }
-  return absl::OkStatus();
+  const bool plaintext = config.redis_ca_file().empty() && !config.allow_plaintext();
+  if (config.redis_password_file().empty() || !plaintext || IsLoopback(config.redis_address())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("redis_password_file would go to ", config.redis_address(),
+                   " in plaintext, want redis_ca_file, an address of this machine, or "
+                   "allow_plaintext: true"));
 }
 
 absl::Status ValidateTiers(const v1::CacheConfig& config) {

@@ -2,6 +2,7 @@
 
 #include <prometheus/metric_family.h>
 
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -85,6 +86,34 @@ MetricFamily TierMoves(const PageStoreStats& stats) {
   for (const TierStats& tier : stats.below) {
     Add(family, static_cast<double>(tier.moved_down), {{"tier", tier.tier}, {"direction", "down"}});
     Add(family, static_cast<double>(tier.moved_up), {{"tier", tier.tier}, {"direction", "up"}});
+  }
+  return family;
+}
+
+void AddResidence(MetricFamily& family, const std::string& tier, const char* direction,
+                  const Residence& residence) {
+  prometheus::ClientMetric metric;
+  metric.label = {{"tier", tier}, {"direction", direction}};
+  prometheus::ClientMetric::Histogram& histogram = metric.histogram;
+  for (size_t i = 0; i < residence.pages.size(); ++i) {
+    histogram.sample_count += static_cast<uint64_t>(residence.pages[i]);
+    const bool is_rest = i == kResidenceSeconds.size();
+    histogram.bucket.push_back(
+        {histogram.sample_count, is_rest ? std::numeric_limits<double>::infinity()
+                                         : static_cast<double>(kResidenceSeconds[i])});
+  }
+  histogram.sample_sum = static_cast<double>(residence.seconds);
+  family.metric.push_back(std::move(metric));
+}
+
+MetricFamily TierResidences(const PageStoreStats& stats) {
+  MetricFamily family =
+      Family(MetricType::Histogram, "heavywater_tier_residence_seconds",
+             "How long pages that left a tier had been in it: down to the next, or up to the host");
+  AddResidence(family, "host", "down", stats.residence[kHostTier].down);
+  for (size_t i = 0; i < stats.below.size(); ++i) {
+    AddResidence(family, stats.below[i].tier, "down", stats.residence[i + 1].down);
+    AddResidence(family, stats.below[i].tier, "up", stats.residence[i + 1].up);
   }
   return family;
 }
@@ -177,6 +206,7 @@ std::vector<MetricFamily> CacheMetrics::Collect() const {
       PerTier(MetricType::Counter, "heavywater_tier_hits_total", "Reads that a tier answered",
               stats, stats.host_hits(), &TierStats::hits),
       TierMoves(stats),
+      TierResidences(stats),
       TierFailures(stats),
       Gauge("heavywater_tier_resting_pages",
             "Pages of sequences that are being decoded which their ranks do not read for now, in "

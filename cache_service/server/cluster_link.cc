@@ -22,6 +22,7 @@ ClusterOptions OptionsOf(const v1::CacheConfig& config, const std::string& servi
   options.etcd.endpoints = absl::StrSplit(config.etcd_endpoints(), ',');
   options.etcd.user = config.etcd_user();
   options.etcd.password_file = config.etcd_password_file();
+  options.etcd.allow_plaintext = config.allow_plaintext();
   options.etcd.security.ca_file = config.etcd_ca_file();
   options.etcd.security.cert_file = config.etcd_cert_file();
   options.etcd.security.key_file = config.etcd_key_file();

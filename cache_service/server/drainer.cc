@@ -101,6 +101,7 @@ void Drainer::Tick() {
     running = registry_.sequences().Running();
   }
   v1::DrainResponse response;
+  std::vector<Waiter> answered;
   std::vector<Waiter> gone;
   {
     MutexLock lock(&mutex_);
@@ -112,10 +113,12 @@ void Drainer::Tick() {
       }
       waiters_ = std::move(left);
     } else {
-      gone = std::exchange(waiters_, {});
+      answered = std::exchange(waiters_, {});
     }
   }
-  for (const Waiter& waiter : gone) waiter.answer(response);
+  for (const Waiter& waiter : answered) waiter.answer(response);
+  // Not what a repeated request would be told: the drain goes on.
+  for (const Waiter& waiter : gone) waiter.answer(absl::CancelledError("the caller has gone"));
 }
 
 void Drainer::AnswerAll(const absl::StatusOr<v1::DrainResponse>& response) {

@@ -85,9 +85,11 @@ Relocation HostPageStore::Relocate(const PagePlace& place, int to, const StoredA
   Save(**entry);
   if (offset.has_value()) {
     *freed += FreePages(**entry, {&*offset, 1}) * Slab::RoundUp(place.page_bytes);
-    MutexLock lock(&mutex_);
-    ++counters_.moved_down;
   }
+  if (relocation != Relocation::kMoved) return relocation;
+  MutexLock lock(&mutex_);
+  counters_.moved_down += offset.has_value() ? 1 : 0;
+  counters_.residence[static_cast<size_t>(place.tier)].down.Add(ResidenceClock() - place.since);
   return relocation;
 }
 
@@ -136,6 +138,7 @@ bool HostPageStore::Promote(const PagePlace& place, std::span<const std::byte> b
   Save(**entry);
   MutexLock lock(&mutex_);
   ++counters_.moved_up;
+  counters_.residence[static_cast<size_t>(place.tier)].up.Add(ResidenceClock() - place.since);
   return true;
 }
 

@@ -29,6 +29,7 @@ struct PagePlace {
   PageDtype coding = PageDtype::kOpaque;  // as it is stored; in the host tier never coded
   PageDtype dtype = PageDtype::kOpaque;   // of its numbers
   PageGeometry geometry = {};
+  uint32_t since = 0;  // of ResidenceClock(): in that tier
 
   int64_t stored_bytes() const {
     return coding == PageDtype::kOpaque ? page_bytes : CodedBytes(geometry, coding);

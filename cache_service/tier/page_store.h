@@ -3,6 +3,7 @@
 // implementation.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -17,6 +18,7 @@
 #include "cache_service/tier/page_geometry.h"
 #include "cache_service/tier/page_place.h"
 #include "cache_service/tier/tenant_book.h"
+#include "cache_service/tier/tier_residence.h"
 
 namespace heavywater {
 
@@ -115,9 +117,10 @@ struct PageStoreStats {
   int64_t reads = 0;  // through Read(), likewise
   int64_t bytes_read = 0;
   int64_t checksum_failures = 0;
-  int64_t moved_down = 0;             // pages, to the first tier below
-  int64_t moved_up = 0;               // pages that came back from any
-  std::vector<TierStats> below = {};  // in their order
+  int64_t moved_down = 0;                               // pages, to the first tier below
+  int64_t moved_up = 0;                                 // pages that came back from any
+  std::vector<TierStats> below = {};                    // in their order
+  std::array<TierResidence, kMaxTiers> residence = {};  // from the host's 0
 
   // Reads that the host tier answered.
   int64_t host_hits() const {

@@ -20,6 +20,7 @@
 #include "cache_service/tier/page_store.h"
 #include "cache_service/tier/slab.h"
 #include "cache_service/tier/state_store.h"
+#include "cache_service/tier/tier_residence.h"
 
 namespace heavywater {
 
@@ -44,6 +45,7 @@ struct PageEntry {
   int64_t offset = 0;                     // in the slab
   uint32_t crc = 0;                       // of the whole page as it is stored, once sealed
   int32_t rows_written = 0;               // leading rows that came through Write()
+  uint32_t since = ResidenceClock();      // in its tier
   int16_t rank = 0;                       // that fills it, or kNoRank
   uint8_t tier = kHostTier;               // in a lower one `offset` means nothing
   PageDtype coding = PageDtype::kOpaque;  // of a page below that is stored at 8 bits

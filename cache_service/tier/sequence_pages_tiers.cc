@@ -40,7 +40,8 @@ PagePlace SequencePages::PlaceOf(Key key, const PageEntry& entry) const {
           .page_bytes = spec_.geometry.page_bytes(),
           .coding = entry.coding,
           .dtype = spec_.dtype,
-          .geometry = spec_.geometry};
+          .geometry = spec_.geometry,
+          .since = entry.since};
 }
 
 bool SequencePages::MayLeave(Key key, const PageEntry& entry, int from) const {
@@ -101,6 +102,7 @@ Relocation SequencePages::Relocate(const PagePlace& place, int to, const StoredA
     ++num_below_;
   }
   entry->tier = static_cast<uint8_t>(to);
+  entry->since = ResidenceClock();
   entry->coding = as.coding;
   entry->crc = as.crc32c;
   ListResting(KeyOf(place.key.layer, place.key.kv_head, place.key.page), entry);
@@ -126,6 +128,7 @@ bool SequencePages::Promote(const PagePlace& place, int64_t offset,
   std::memcpy(slab_.At(offset), bytes.data(), bytes.size());
   entry->offset = offset;
   entry->tier = kHostTier;
+  entry->since = ResidenceClock();
   // What was coded is another page now, as whole as any.
   if (entry->coding != PageDtype::kOpaque) {
     entry->crc = Crc32c(bytes);

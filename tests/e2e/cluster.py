@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from heavywater import Security
+from heavywater import HeavywaterError, Security
 from heavywater.v1 import (
     admin_pb2_grpc,
     generation_pb2,
@@ -52,10 +52,12 @@ HERE = Host()
 class Process:
     """A server of the project, its output kept for error messages."""
 
-    def __init__(self, binary: str, flags: Mapping[str, object], log: Path, host: Host = HERE) -> None:
+    def __init__(
+        self, binary: str, flags: Mapping[str, object], log: Path, host: Host = HERE, binaries: Path = BIN
+    ) -> None:
         self.host = host
         options = (f"--{name}={_text(value)}" for name, value in flags.items())
-        command = [*host.prefix, str(BIN / binary), *options]
+        command = [*host.prefix, str(binaries / binary), *options]
         self.log = log
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._log_file = log.open("a")
@@ -105,6 +107,10 @@ class Process:
             self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=timeout_s)
 
+    def wait(self, timeout_s: float) -> int:
+        """Until it ends by itself: the exit code."""
+        return self._process.wait(timeout=timeout_s)
+
     def close(self) -> None:
         if self.alive():
             try:
@@ -144,8 +150,11 @@ class Cluster:
         hosts: Sequence[Host] = (),
         cache_host: Host = HERE,
         security: Security | None = None,
+        binaries: Mapping[str, Path] | None = None,
     ) -> None:
-        """`security`: how this process calls them; None: in plaintext."""
+        """`security`: how this process calls them; None: in plaintext. `binaries`: the folder of "cache" or
+        "worker" where it is another build's; what starts from now on is of what `self.binaries` says then."""
+        self.binaries = {"cache": BIN, "worker": BIN, **(binaries or {})}
         self.security = security or Security()
         self.folder = folder
         self._hosts = [*hosts, *[HERE] * (size - len(hosts))]
@@ -167,14 +176,16 @@ class Cluster:
         listen = f"{self._cache_host.address}:0"
         merged = {"listen_address": listen, "metrics_address": "", "host_bytes": 1 << 30, **plaintext(listen), **flags}
         self._cache_flags = merged
-        self.cache = Process("heavywater-cache", merged, self.folder / "cache.log", self._cache_host)
-        self.cache_address = self.cache.wait_for_line("listening on ")
+        self._launch_cache(merged)
 
     def restart_cache(self, **changed: object) -> None:
         """In the place of one that has ended: a new process at the same address."""
-        flags = {**self._cache_flags, "listen_address": self.cache_address, **changed}
-        self.cache = Process("heavywater-cache", flags, self.folder / "cache.log", self._cache_host)
-        self.cache.wait_for_line("listening on ")
+        self._launch_cache({**self._cache_flags, "listen_address": self.cache_address, **changed})
+
+    def _launch_cache(self, flags: Mapping[str, object]) -> None:
+        log = self.folder / "cache.log"
+        self.cache = Process("heavywater-cache", flags, log, self._cache_host, self.binaries["cache"])
+        self.cache_address = self.cache.wait_for_line("listening on ")
 
     def _start_workers(
         self,
@@ -195,12 +206,12 @@ class Cluster:
             for rank, host in enumerate(self._hosts)
         ]
         for rank, flags in enumerate(self._worker_flags):
-            self.workers.append(Process(binary, flags, self.folder / f"rank{rank}.log", self._hosts[rank]))
+            self.workers.append(self._launch_worker(rank, flags))
         bound = [process.wait_for_line("listening on ") for process in self.workers]
         self.worker_addresses = [
             address.replace("0.0.0.0", host.address) for address, host in zip(bound, self._hosts, strict=True)
         ]
-        self.worker_address = self.worker_addresses[0]
+        self.worker_address = self.worker_addresses[0] if size else ""
         for address in self.worker_addresses:
             self.wait_ready(address)
 
@@ -212,9 +223,13 @@ class Cluster:
             self._worker_flags[rank] = {**self._worker_flags[rank], **_addresses(host)}
             self.worker_addresses[rank] = f"{host.address}:{port}"
         flags = {**self._worker_flags[rank], "listen_address": self.worker_addresses[rank]}
-        self.workers[rank] = Process(self._binary, flags, self.folder / f"rank{rank}.log", self._hosts[rank])
+        self.workers[rank] = self._launch_worker(rank, flags)
         if wait:
             self.workers[rank].wait_for_line("listening on ")
+
+    def _launch_worker(self, rank: int, flags: Mapping[str, object]) -> Process:
+        log = self.folder / f"rank{rank}.log"
+        return Process(self._binary, flags, log, self._hosts[rank], self.binaries["worker"])
 
     def is_ready(self, rank: int, service: str = "readiness") -> bool:
         stub = health_pb2_grpc.HealthStub(self.channel(self.worker_addresses[rank]))
@@ -290,6 +305,18 @@ def cluster(folder: Path, size: int = 1, **kwargs: object) -> Iterator[Cluster]:
         yield started
     finally:
         started.close()
+
+
+def until_available(call: Callable[[], list[int]]) -> list[int]:
+    """New requests are UNAVAILABLE while a group forms."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return call()
+        except HeavywaterError as error:
+            assert error.code == "UNAVAILABLE", error
+            assert time.monotonic() < deadline, error
+        time.sleep(0.2)
 
 
 def token_ids(messages: list[generation_pb2.GenerateResponse]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -222,9 +223,19 @@ def test_a_state_of_another_slab_or_version_is_discarded_and_the_log_says_why(
                 time.sleep(0.1)
             assert token_ids(group.generate(**short)) == expected
 
-        _kill(group)
-        (state / "HEAVYWATER_STATE").write_text("heavywater state 0\n")
-        restart("heavywater state 0")
+        # Of the version before and of the next one: both are named.
+        for version in (0, 2):
+            _kill(group)
+            (state / "HEAVYWATER_STATE").write_text(f"heavywater state {version}\n")
+            restart(f"heavywater state {version}")
+            assert "this service writes" in group.cache.log.read_text()
+        for version in (1, 3):
+            _kill(group)
+            slab = Path("/dev/shm") / re.findall(r'slab="([^"]+)"', group.cache.log.read_text())[-1]
+            with slab.open("r+b") as memory:
+                memory.seek(8)
+                memory.write(version.to_bytes(4, "little"))
+            restart(f"has format version {version}, want 2")
         _kill(group)
         restart("host_bytes", host_bytes=512 << 20)
         _terminate(group)

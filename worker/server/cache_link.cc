@@ -6,6 +6,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "cache_service/base/check.h"
+#include "cache_service/base/status.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "cache_service/runtime/logging.h"
 #include "worker/server/backoff.h"
@@ -16,11 +18,27 @@ namespace {
 constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);
 // Of one try to form again: so often it is known anew who is missing.
 constexpr absl::Duration kRejoinTimeout = absl::Seconds(1);
+// Of a look at another service.
+constexpr absl::Duration kLookTimeout = absl::Seconds(2);
 
-std::shared_ptr<grpc::Channel> ChannelOf(const CacheLinkOptions& options) {
-  if (options.channel != nullptr) return options.channel;
-  return grpc::CreateCustomChannel(options.cache_address, grpc::InsecureChannelCredentials(),
+std::shared_ptr<grpc::Channel> ChannelOf(const CacheAddress& service) {
+  if (service.channel != nullptr) return service.channel;
+  return grpc::CreateCustomChannel(service.address, grpc::InsecureChannelCredentials(),
                                    CacheChannelArguments());
+}
+
+std::vector<std::shared_ptr<const ServiceStubs>> ServicesOf(const CacheLinkOptions& options) {
+  HW_CHECK(!options.services.empty());
+  std::vector<std::shared_ptr<const ServiceStubs>> services;
+  for (const CacheAddress& service : options.services) {
+    services.push_back(std::make_shared<ServiceStubs>(service.address, ChannelOf(service)));
+  }
+  return services;
+}
+
+// Whether a call that ended so has reached the service: that ranks are missing is an answer.
+bool Answered(const absl::Status& status) {
+  return !ServiceIsAway(status) || absl::StrContains(status.message(), "missing ranks");
 }
 
 bool WorthAnotherTry(const absl::Status& status) {
@@ -53,19 +71,23 @@ bool ServiceIsAway(const absl::Status& status) {
 
 CacheLink::CacheLink(CacheLinkOptions options)
     : options_(std::move(options)),
-      channel_(ChannelOf(options_)),
-      stub_(v1::GroupService::NewStub(channel_)) {}
+      services_(ServicesOf(options_)),
+      choice_(static_cast<int>(services_.size()), options_.failover) {}
 
 CacheLink::~CacheLink() { StopHeartbeats(); }
 
 absl::Status CacheLink::Join(StopFlag& stop) {
   Backoff backoff(absl::Milliseconds(200), absl::Seconds(2));
+  {
+    MutexLock lock(&mutex_);
+    choice_.BeginWaiting(absl::Now());
+  }
   while (!stop.stopped()) {
-    const absl::Status joined = JoinOnce(options_.join_timeout);
+    const absl::Status joined = JoinSomewhere(std::min(options_.join_timeout, options_.failover));
     if (joined.ok() || !WorthAnotherTry(joined)) return joined;
-    LogWarn("joining the group failed; trying again", {{"group", options_.group},
-                                                       {"cache", options_.cache_address},
-                                                       {"error", joined.ToString()}});
+    LogWarn(
+        "joining the group failed; trying again",
+        {{"group", options_.group}, {"cache", service()->address}, {"error", joined.ToString()}});
     if (stop.WaitFor(backoff.Next())) break;
   }
   return absl::CancelledError("stopped while joining the group");
@@ -75,9 +97,13 @@ absl::Status CacheLink::Rejoin(Epoch failed, absl::Duration limit, StopFlag& sto
   StopHeartbeats();
   Backoff backoff(absl::Milliseconds(100), absl::Seconds(1));
   const absl::Time deadline = absl::Now() + limit;
+  {
+    MutexLock lock(&mutex_);
+    choice_.BeginWaiting(absl::Now());
+  }
   absl::Status joined;
   do {
-    joined = JoinOnce(kRejoinTimeout, failed);
+    joined = JoinSomewhere(kRejoinTimeout, failed);
     if (joined.ok()) {
       StartHeartbeats();
       return joined;
@@ -107,7 +133,55 @@ std::string CacheLink::waiting_for() const {
   return waiting_for_;
 }
 
-absl::Status CacheLink::JoinOnce(absl::Duration timeout, Epoch failed) {
+absl::Status CacheLink::JoinSomewhere(absl::Duration timeout, Epoch failed) {
+  const absl::Status joined = JoinHome(timeout, failed);
+  if (joined.ok() || !WorthAnotherTry(joined)) return joined;
+  {
+    MutexLock lock(&mutex_);
+    if (!choice_.LooksElsewhere(absl::Now())) return joined;
+  }
+  return LookElsewhere().ok() ? absl::OkStatus() : joined;
+}
+
+absl::Status CacheLink::LookElsewhere() {
+  std::vector<int> others;
+  {
+    MutexLock lock(&mutex_);
+    others = choice_.Others();
+  }
+  int first_answered = -1;
+  for (const int other : others) {
+    const ServiceStubs& service = *services_[static_cast<size_t>(other)];
+    const auto joined = JoinAt(service, kLookTimeout, /*failed=*/0);
+    if (joined.ok()) {
+      NoteFormed(other, *joined);
+      return absl::OkStatus();
+    }
+    if (first_answered < 0 && Answered(joined.status())) first_answered = other;
+  }
+  MutexLock lock(&mutex_);
+  choice_.NoteLooked(first_answered, absl::Now());
+  return absl::UnavailableError("the group forms nowhere else");
+}
+
+absl::Status CacheLink::JoinHome(absl::Duration timeout, Epoch failed) {
+  const auto home = [this] {
+    MutexLock lock(&mutex_);
+    return choice_.home();
+  }();
+  const auto joined = JoinAt(*services_[static_cast<size_t>(home)], timeout, failed);
+  if (joined.ok()) {
+    NoteFormed(home, *joined);
+    return absl::OkStatus();
+  }
+  MutexLock lock(&mutex_);
+  up_ = Answered(joined.status());
+  choice_.NoteHome(up_, absl::Now());
+  return joined.status();
+}
+
+absl::StatusOr<v1::JoinResponse> CacheLink::JoinAt(const ServiceStubs& service,
+                                                   absl::Duration timeout, Epoch failed) {
   v1::JoinRequest request;
   request.set_failed_epoch(failed);
   request.set_group(options_.group);
@@ -125,19 +199,33 @@ absl::Status CacheLink::JoinOnce(absl::Duration timeout, Epoch failed) {
     joining_ = &context;
   }
   v1::JoinResponse response;
-  const absl::Status status = FromGrpcStatus(stub_->Join(&context, request, &response));
+  const absl::Status status = FromGrpcStatus(service.group->Join(&context, request, &response));
   MutexLock lock(&mutex_);
   joining_ = nullptr;
-  // That ranks are missing is an answer.
-  up_ = !ServiceIsAway(status) || absl::StrContains(status.message(), "missing ranks");
   waiting_for_ = std::string(status.message());
   if (!status.ok()) return status;
+  return response;
+}
+
+void CacheLink::NoteFormed(int service, const v1::JoinResponse& response) {
+  MutexLock lock(&mutex_);
+  if (service != choice_.home()) {
+    LogWarn(
+        "the group goes on at another cache service",
+        {{"group", options_.group}, {"cache", services_[static_cast<size_t>(service)]->address}});
+  }
+  choice_.Settle(service, absl::Now());
+  up_ = true;
   epoch_ = response.epoch();
   addresses_.assign(response.addresses().begin(), response.addresses().end());
   if (response.heartbeat_interval_ms() > 0) {
     interval_ = absl::Milliseconds(response.heartbeat_interval_ms());
   }
-  return absl::OkStatus();
+}
+
+std::shared_ptr<const ServiceStubs> CacheLink::service() const {
+  MutexLock lock(&mutex_);
+  return services_[static_cast<size_t>(choice_.home())];
 }
 
 void CacheLink::StartHeartbeats() {
@@ -154,12 +242,12 @@ void CacheLink::Run() {
     // A restarted service does not know the group: the ranks meet there again.
     // Running sequences go on either way; only new ones need the new epoch.
     if (absl::IsAborted(status) || absl::IsNotFound(status)) {
-      status = JoinOnce(absl::Seconds(5));
+      status = JoinHome(absl::Seconds(5));
     }
     if (stop_->stopped()) return;
     if (up() != answered) {
       LogWarn(up() ? "cache service is back" : "cache service does not answer",
-              {{"cache", options_.cache_address}, {"status", status.ToString()}});
+              {{"cache", service()->address}, {"status", status.ToString()}});
     } else if (answered && !status.ok()) {
       LogError("heartbeat refused", {{"error", status.ToString()}});
     }
@@ -190,7 +278,8 @@ absl::Status CacheLink::Heartbeat() {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kHeartbeatTimeout));
   v1::HeartbeatResponse response;
-  const absl::Status status = FromGrpcStatus(stub_->Heartbeat(&context, request, &response));
+  const absl::Status status =
+      FromGrpcStatus(service()->group->Heartbeat(&context, request, &response));
   Note(status);
   // FAILED_PRECONDITION: ranks have disagreed about a plan; all leases are renewed
   // nevertheless.
@@ -225,7 +314,7 @@ void CacheLink::Leave() {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Seconds(1)));
   v1::LeaveResponse response;
-  const grpc::Status status = stub_->Leave(&context, request, &response);
+  const grpc::Status status = service()->group->Leave(&context, request, &response);
   if (!status.ok()) LogDebug("leaving the group failed", {{"error", status.error_message()}});
 }
 
@@ -247,6 +336,12 @@ bool CacheLink::up() const {
 void CacheLink::Note(const absl::Status& status) {
   MutexLock lock(&mutex_);
   up_ = !ServiceIsAway(status);
+  choice_.NoteHome(up_, absl::Now());
+}
+
+bool CacheLink::lost() const {
+  MutexLock lock(&mutex_);
+  return choice_.HomeIsLost(absl::Now());
 }
 
 void CacheLink::AddSequence(SequenceId sequence, absl::Time renewed) {

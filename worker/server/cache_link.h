@@ -1,6 +1,7 @@
 // This rank's tie to the cache service: channel, membership of its group,
 // heartbeats. An outage of the service stops nothing here; it is noticed, and
-// the rank joins again when the service is back.
+// the rank joins again when the service is back, or, where there are several
+// services and it stays away, at another one.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -20,7 +21,8 @@
 #include "cache_service/base/ids.h"
 #include "cache_service/base/mutex.h"
 #include "heavywater/v1/common.pb.h"
-#include "heavywater/v1/group.grpc.pb.h"
+#include "worker/server/cache_choice.h"
+#include "worker/server/service_stubs.h"
 #include "worker/server/stop_flag.h"
 
 namespace heavywater {
@@ -31,9 +33,14 @@ bool ServiceIsAway(const absl::Status& status);
 // Of a channel to the cache service: connects again within a second of its return.
 grpc::ChannelArguments CacheChannelArguments();
 
-struct CacheLinkOptions {
-  std::string cache_address = {};
+struct CacheAddress {
+  std::string address = {};
   std::shared_ptr<grpc::Channel> channel = nullptr;  // to it; null: one in plaintext
+};
+
+struct CacheLinkOptions {
+  std::vector<CacheAddress> services = {};  // one or more; CacheChoice says which is used
+  absl::Duration failover = absl::InfiniteDuration();  // its patience
   std::string group = "default";
   int rank = 0;
   int size = 1;
@@ -61,9 +68,9 @@ class CacheLink {
   // Enters the group; returns when all ranks are there. Tries again while the
   // service cannot be reached or ranks are missing, until `stop`.
   absl::Status Join(StopFlag& stop);
-  // The formation `failed` has lost a rank: stops the heartbeats, joins again, which
-  // ends that formation for everybody, and starts them again. DEADLINE_EXCEEDED naming
-  // the missing ranks when the group is not complete within `limit`; CANCELLED at `stop`.
+  // The formation `failed` has lost a rank, or its service: stops the heartbeats, joins again,
+  // which ends that formation for everybody, and starts them again. DEADLINE_EXCEEDED naming the
+  // missing ranks when the group is not complete within `limit`; CANCELLED at `stop`.
   absl::Status Rejoin(Epoch failed, absl::Duration limit, StopFlag& stop);
   // Renews membership and leases on a thread until Leave().
   void StartHeartbeats();
@@ -74,11 +81,14 @@ class CacheLink {
   void Leave();
 
   const CacheLinkOptions& options() const { return options_; }
-  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  // The service that the group is with, until it joins another: whoever keeps these calls that one.
+  std::shared_ptr<const ServiceStubs> service() const;
   Epoch epoch() const;
   std::vector<std::string> addresses() const;  // by rank
   // The last call to the service was answered.
   bool up() const;
+  // None has been for so long that the group is to join again, which leads it to another service.
+  bool lost() const;
   // Every caller of the service says how its call ended.
   void Note(const absl::Status& status);
 
@@ -107,7 +117,13 @@ class CacheLink {
   void SetSuspendListener(std::function<void(SequenceId)> on_suspended);
 
  private:
-  absl::Status JoinOnce(absl::Duration timeout, Epoch failed = 0);
+  // At home, or at another service where it is time for that.
+  absl::Status JoinSomewhere(absl::Duration timeout, Epoch failed = 0);
+  absl::Status LookElsewhere();
+  absl::Status JoinHome(absl::Duration timeout, Epoch failed = 0);
+  absl::StatusOr<v1::JoinResponse> JoinAt(const ServiceStubs& service, absl::Duration timeout,
+                                          Epoch failed);
+  void NoteFormed(int service, const v1::JoinResponse& response);
   // Of the heartbeats' thread; a call of its that waits is cancelled.
   void StopHeartbeats();
   void Run();
@@ -121,12 +137,12 @@ class CacheLink {
   bool WasListed(SequenceId sequence, absl::Time sent) const;
 
   const CacheLinkOptions options_;
-  const std::shared_ptr<grpc::Channel> channel_;
-  const std::unique_ptr<v1::GroupService::Stub> stub_;
+  const std::vector<std::shared_ptr<const ServiceStubs>> services_;
   std::unique_ptr<StopFlag> stop_ = std::make_unique<StopFlag>();  // of the heartbeats
   std::thread thread_;
 
   mutable Mutex mutex_;
+  CacheChoice choice_ ABSL_GUARDED_BY(mutex_);
   Epoch epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> addresses_ ABSL_GUARDED_BY(mutex_);
   absl::Duration interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);

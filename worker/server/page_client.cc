@@ -30,8 +30,7 @@ void AddPages(const std::vector<PageId>& pages, v1::PageIds* ids) {
 
 }  // namespace
 
-PageClient::PageClient(CacheLink& link)
-    : link_(link), stub_(v1::PageStoreService::NewStub(link.channel())) {}
+PageClient::PageClient(CacheLink& link) : link_(link) {}
 
 absl::StatusOr<v1::AttachResponse> PageClient::Attach() {
   v1::AttachRequest request;
@@ -41,7 +40,8 @@ absl::StatusOr<v1::AttachResponse> PageClient::Attach() {
   grpc::ClientContext context;
   SetTimeout(context, kShortTimeout);
   v1::AttachResponse response;
-  const absl::Status status = FromGrpcStatus(stub_->Attach(&context, request, &response));
+  const absl::Status status =
+      FromGrpcStatus(link_.service()->pages->Attach(&context, request, &response));
   link_.Note(status);
   HW_RETURN_IF_ERROR(status);
   return response;
@@ -61,7 +61,8 @@ absl::StatusOr<v1::ReserveResponse> PageClient::Reserve(SequenceId sequence, Hea
   SetTimeout(context, kShortTimeout);
   v1::ReserveResponse response;
   const absl::Time sent = link_.clock().Now();
-  const absl::Status status = FromGrpcStatus(stub_->Reserve(&context, request, &response));
+  const absl::Status status =
+      FromGrpcStatus(link_.service()->pages->Reserve(&context, request, &response));
   link_.Note(status);
   HW_RETURN_IF_ERROR(status);
   link_.NoteRenewed(sequence, sent);
@@ -73,7 +74,8 @@ absl::Status PageClient::Write(SequenceId sequence, int row_bytes,
   grpc::ClientContext context;
   SetTimeout(context, kWriteTimeout);
   v1::WriteResponse response;
-  const auto writer = stub_->Write(&context, &response);
+  const auto service = link_.service();
+  const auto writer = service->pages->Write(&context, &response);
   const int64_t rows_per_chunk = std::max<int64_t>(1, kMaxChunkBytes / row_bytes);
   bool open = true;
   for (const PageRows& page : pages) {
@@ -109,7 +111,8 @@ absl::Status PageClient::Commit(SequenceId sequence, int64_t tokens) {
   grpc::ClientContext context;
   SetTimeout(context, kShortTimeout);
   v1::CommitResponse response;
-  const absl::Status status = FromGrpcStatus(stub_->Commit(&context, request, &response));
+  const absl::Status status =
+      FromGrpcStatus(link_.service()->pages->Commit(&context, request, &response));
   link_.Note(status);
   return status;
 }
@@ -123,7 +126,8 @@ absl::Status PageClient::Rest(SequenceId sequence, const std::vector<PageId>& pa
   grpc::ClientContext context;
   SetTimeout(context, kShortTimeout);
   v1::RestResponse response;
-  const absl::Status status = FromGrpcStatus(stub_->Rest(&context, request, &response));
+  const absl::Status status =
+      FromGrpcStatus(link_.service()->pages->Rest(&context, request, &response));
   link_.Note(status);
   return status;
 }
@@ -139,7 +143,8 @@ absl::StatusOr<v1::AskResponse> PageClient::Ask(SequenceId sequence,
   grpc::ClientContext context;
   SetTimeout(context, kShortTimeout);
   v1::AskResponse response;
-  const absl::Status status = FromGrpcStatus(stub_->Ask(&context, request, &response));
+  const absl::Status status =
+      FromGrpcStatus(link_.service()->pages->Ask(&context, request, &response));
   HW_RETURN_IF_ERROR(status);
   return response;
 }
@@ -154,7 +159,8 @@ absl::Status PageClient::Skip(SequenceId sequence, int64_t first_page, int64_t n
   grpc::ClientContext context;
   SetTimeout(context, kShortTimeout);
   v1::AbortResponse response;
-  const absl::Status status = FromGrpcStatus(stub_->Abort(&context, request, &response));
+  const absl::Status status =
+      FromGrpcStatus(link_.service()->pages->Abort(&context, request, &response));
   link_.Note(status);
   return status;
 }

@@ -44,7 +44,6 @@ class PageClient {
 
  private:
   CacheLink& link_;
-  const std::unique_ptr<v1::PageStoreService::Stub> stub_;
 };
 
 }  // namespace heavywater

@@ -36,10 +36,7 @@ bool IsRefused(const absl::Status& status) {
 }  // namespace
 
 Reporter::Reporter(CacheLink& link, Options options)
-    : link_(link),
-      stub_(v1::GroupService::NewStub(link.channel())),
-      queue_(options.max_reports, options.max_bytes),
-      thread_([this] { Run(); }) {}
+    : link_(link), queue_(options.max_reports, options.max_bytes), thread_([this] { Run(); }) {}
 
 Reporter::~Reporter() {
   {
@@ -146,7 +143,8 @@ absl::Status Reporter::Send(const std::vector<v1::PlanReport>& reports) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kTimeout));
   v1::ReportPlanResponse response;
-  const absl::Status status = FromGrpcStatus(stub_->ReportPlan(&context, request, &response));
+  const absl::Status status =
+      FromGrpcStatus(link_.service()->group->ReportPlan(&context, request, &response));
   link_.Note(status);
   for (SequenceId sequence : response.unknown_sequence_ids()) {
     LogDebug("report of a sequence that has ended", {{"sequence", sequence}});

@@ -46,7 +46,6 @@ class Reporter {
   void SendOneByOne(const std::vector<v1::PlanReport>& reports);
 
   CacheLink& link_;
-  const std::unique_ptr<v1::GroupService::Stub> stub_;
   mutable Mutex mutex_;
   CondVar changed_;
   ReportQueue queue_ ABSL_GUARDED_BY(mutex_);

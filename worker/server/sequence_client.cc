@@ -50,8 +50,9 @@ void Begin(grpc::ClientContext& context, absl::Duration timeout) {
 SequenceClient::SequenceClient(CacheLink* link)
     : link_(link),
       opened_epoch_(link == nullptr ? 0 : link->epoch()),
-      stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->channel())),
-      group_stub_(link == nullptr ? nullptr : v1::GroupService::NewStub(link->channel())) {}
+      stub_(link == nullptr ? nullptr : v1::SequenceService::NewStub(link->service()->channel)),
+      group_stub_(link == nullptr ? nullptr : v1::GroupService::NewStub(link->service()->channel)) {
+}
 
 absl::StatusOr<OpenedSequence> SequenceClient::Open(const SequenceToOpen& sequence) {
   if (link_ == nullptr) return OpenedSequence{.id = ++counter_};

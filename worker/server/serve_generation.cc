@@ -72,6 +72,7 @@ class GenerationServer {
     while (!step.ended() && !told_to_stop_) {
       told_to_stop_ = signal_.WaitFor(kPoll);
       UpdateLinkMetrics(worker_, metrics_);
+      worker_.LeaveLostService();
     }
   }
 

@@ -17,8 +17,7 @@ constexpr absl::Duration kTimeout = absl::Seconds(3);  // of one part
 
 }  // namespace
 
-SnapshotSource::SnapshotSource(CacheLink& link)
-    : link_(link), stub_(v1::SequenceService::NewStub(link.channel())) {}
+SnapshotSource::SnapshotSource(CacheLink& link) : link_(link) {}
 
 absl::StatusOr<SequenceSnapshot> SnapshotSource::ReadPart(SequenceId sequence, int64_t plan,
                                                           int rank) const {
@@ -34,7 +33,8 @@ absl::StatusOr<SequenceSnapshot> SnapshotSource::ReadPart(SequenceId sequence, i
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline));
     v1::ReadSnapshotResponse response;
-    const absl::Status status = FromGrpcStatus(stub_->ReadSnapshot(&context, request, &response));
+    const absl::Status status =
+        FromGrpcStatus(link_.service()->sequences->ReadSnapshot(&context, request, &response));
     link_.Note(status);
     HW_RETURN_IF_ERROR(status);
     if (response.data().empty()) {

@@ -26,7 +26,6 @@ class SnapshotSource {
   absl::StatusOr<SequenceSnapshot> ReadPart(SequenceId sequence, int64_t plan, int rank) const;
 
   CacheLink& link_;
-  const std::unique_ptr<v1::SequenceService::Stub> stub_;
 };
 
 }  // namespace heavywater

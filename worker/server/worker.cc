@@ -136,17 +136,21 @@ absl::Status Worker::JoinCacheService(const v1::WorkerConfig& config, const Mode
                                       const std::string& advertised_address, StopFlag& stop) {
   if (config.cache_address().empty()) return absl::OkStatus();
   HW_ASSIGN_OR_RETURN(channels_, Channels::Create(ChannelSecurityOf(config), LogReload));
-  HW_ASSIGN_OR_RETURN(auto channel,
-                      channels_->Make(config.cache_address(), CacheChannelArguments()));
-  link_ = std::make_unique<CacheLink>(CacheLinkOptions{.cache_address = config.cache_address(),
-                                                       .channel = std::move(channel),
-                                                       .group = config.group(),
-                                                       .rank = config.rank(),
-                                                       .size = config.size(),
-                                                       .instance = NewInstanceName(),
-                                                       .advertised_address = advertised_address,
-                                                       .fingerprint = facts.fingerprint,
-                                                       .config_digest = ConfigDigest(config)});
+  std::vector<CacheAddress> services;
+  for (const std::string& address : CacheAddressesOf(config)) {
+    HW_ASSIGN_OR_RETURN(auto channel, channels_->Make(address, CacheChannelArguments()));
+    services.push_back({address, std::move(channel)});
+  }
+  link_ = std::make_unique<CacheLink>(
+      CacheLinkOptions{.services = std::move(services),
+                       .failover = absl::Milliseconds(config.cache_failover_ms()),
+                       .group = config.group(),
+                       .rank = config.rank(),
+                       .size = config.size(),
+                       .instance = NewInstanceName(),
+                       .advertised_address = advertised_address,
+                       .fingerprint = facts.fingerprint,
+                       .config_digest = ConfigDigest(config)});
   HW_RETURN_IF_ERROR(link_->Join(stop));
   link_->StartHeartbeats();
   LogInfo("joined the group", {{"group", config.group()},
@@ -168,7 +172,7 @@ absl::Status Worker::Connect(const v1::WorkerConfig& config, const CommunicatorF
   std::string prefix;
   if (link_ != nullptr) {
     epoch_ = link_->epoch();
-    store = std::make_unique<GroupRendezvous>(link_->channel(), config.group(), epoch_);
+    store = std::make_unique<GroupRendezvous>(link_->service()->channel, config.group(), epoch_);
     prefix = absl::StrCat(config.group(), "/", epoch_, "/");
   }
   HW_ASSIGN_OR_RETURN(communicator_, connect(config, prefix, store.get(), *backend_));
@@ -191,6 +195,13 @@ void Worker::WatchPeers(const v1::WorkerConfig& config) {
           peer_lost_ = true;
         }));
   }
+}
+
+void Worker::LeaveLostService() {
+  if (link_ == nullptr || !link_->lost() || communicator_ == nullptr) return;
+  communicator_->Abort(
+      absl::UnavailableError(absl::StrCat("the cache service at ", link_->service()->address,
+                                          " is lost: the group goes on to another")));
 }
 
 absl::Status Worker::LoadModel(const v1::WorkerConfig& config, const ModelFacts& facts) {

@@ -71,6 +71,10 @@ class Worker {
   const std::string& no_prefix_reuse() const { return no_prefix_reuse_; }
   // A peer does not answer any more: the communicator is aborted.
   bool peer_lost() const { return peer_lost_; }
+  // Where there are several cache services and the group's is lost: the formation ends, on this
+  // thread and at the other ranks, and Reform() leads to another service. May be called at any
+  // time while formed().
+  void LeaveLostService();
   CacheLink* link() { return link_.get(); }         // null without a cache service
   Reporter* reporter() { return reporter_.get(); }  // likewise
   // The group has failed: lets go of what belongs to the formation that it was, open

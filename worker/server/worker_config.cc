@@ -1,9 +1,11 @@
 #include "worker/server/worker_config.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/status.h"
 #include "cache_service/base/version.h"
@@ -113,13 +115,30 @@ absl::Status CheckSecurity(const v1::WorkerConfig& config) {
       CheckRange("max_connections_per_peer", config.max_connections_per_peer(), 0, 1'000'000));
   HW_RETURN_IF_ERROR(
       CheckRange("max_calls_per_connection", config.max_calls_per_connection(), 1, 1'000'000));
-  if (config.token_file().empty() || !config.tls_ca_file().empty() ||
-      config.cache_address().empty() || IsLoopback(config.cache_address())) {
-    return absl::OkStatus();
+  if (config.token_file().empty() || !config.tls_ca_file().empty()) return absl::OkStatus();
+  for (const std::string& address : CacheAddressesOf(config)) {
+    if (IsLoopback(address)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("token_file is set and the token would go to cache_address ", address,
+                     " in plaintext, want tls_ca_file"));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("token_file is set and the token would go to cache_address ",
-                   config.cache_address(), " in plaintext, want tls_ca_file"));
+  return absl::OkStatus();
+}
+
+constexpr size_t kMaxCacheServices = 64;
+
+absl::Status CheckCacheAddresses(const v1::WorkerConfig& config) {
+  std::vector<std::string> addresses = CacheAddressesOf(config);
+  const size_t given = addresses.size();
+  std::sort(addresses.begin(), addresses.end());
+  addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
+  const bool has_empty = !addresses.empty() && addresses.front().empty();
+  if (given <= kMaxCacheServices && addresses.size() == given && !has_empty) {
+    return CheckRange("cache_failover_ms", config.cache_failover_ms(), 1000, 86'400'000);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "cache_address is \"", config.cache_address(), "\", want one HOST:PORT, or up to ",
+      kMaxCacheServices, " different ones with a comma between two"));
 }
 
 }  // namespace
@@ -156,12 +175,14 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_security_reload_ms(10'000);
   config.set_max_connections(10'000);
   config.set_max_calls_per_connection(1'000);
+  config.set_cache_failover_ms(60'000);
   return config;
 }
 
 absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckNumbers(config));
   HW_RETURN_IF_ERROR(CheckSecurity(config));
+  HW_RETURN_IF_ERROR(CheckCacheAddresses(config));
   HW_RETURN_IF_ERROR(CheckOneOf("kv_dtype", config.kv_dtype(), {"fp32", "bf16", "fp16"}));
   HW_RETURN_IF_ERROR(CheckDevice(config));
   HW_RETURN_IF_ERROR(CheckOneOf("cpu_target", config.cpu_target(), {"best", "avx2", "avx512"}));
@@ -186,6 +207,11 @@ absl::Status CheckWorkerConfig(const v1::WorkerConfig& config) {
                      ", want the address of heavywater-cache, where ranks meet"));
   }
   return absl::OkStatus();
+}
+
+std::vector<std::string> CacheAddressesOf(const v1::WorkerConfig& config) {
+  if (config.cache_address().empty()) return {};
+  return absl::StrSplit(config.cache_address(), ',');
 }
 
 ChannelSecurity ChannelSecurityOf(const v1::WorkerConfig& config) {

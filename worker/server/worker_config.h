@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "cache_service/security/channels.h"
@@ -15,6 +16,9 @@ v1::WorkerConfig DefaultWorkerConfig();
 absl::Status CheckWorkerConfig(const v1::WorkerConfig& config);
 
 // How this rank calls the cache service and the other ranks.
+// cache_address, taken apart; none where it is empty.
+std::vector<std::string> CacheAddressesOf(const v1::WorkerConfig& config);
+
 ChannelSecurity ChannelSecurityOf(const v1::WorkerConfig& config);
 
 // Text and hash of everything that must be equal on all ranks of a group.

@@ -79,6 +79,16 @@ class Service final : public CacheServiceFixture {
     v1::SuspendSequenceResponse response;
     return FromGrpcStatus(sequences_->Suspend(&context, request, &response));
   }
+  absl::Status Pin(SequenceId id, int64_t ttl_ms) {
+    v1::PinRequest request;
+    request.set_request_id(absl::StrCat("pin", id));
+    request.set_sequence_id(id);
+    request.set_owner("test");
+    request.set_ttl_ms(ttl_ms);
+    grpc::ClientContext context;
+    v1::PinResponse response;
+    return FromGrpcStatus(v1::AdminService::NewStub(channel_)->Pin(&context, request, &response));
+  }
   SequenceId Suspended(const std::string& request_id, int64_t ttl_ms = 0) {
     const SequenceId id = Finished(request_id);
     const absl::Status suspended = Suspend(id, ttl_ms);
@@ -351,6 +361,28 @@ TEST_F(TwoServicesTest, AnEtcdThatStandsStillForLongerThanLeasesLosesNothing) {
   }
   EXPECT_TRUE(a->HasIt(id));
   EXPECT_FALSE(b->HasIt(id));
+}
+
+TEST_F(TwoServicesTest, WhatHasEndedHereIsGoneAlsoWhileEtcdIsAway) {
+  auto a = Start();
+  const SequenceId ended = a->OpenOne("ended");
+  ASSERT_TRUE(a->Close(ended).ok());
+  etcd_server_->Kill();
+  v1::Sequence sequence;
+  EXPECT_EQ(a->TryGet(ended, &sequence).error_code(), grpc::StatusCode::NOT_FOUND);
+  // Of others nobody knows: an id of another service, and one that nobody has given out yet.
+  EXPECT_EQ(a->TryGet(ended + 1, &sequence).error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(a->TryGet(ended + 64, &sequence).error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST_F(TwoServicesTest, APinKeepsWhatOthersKnowOfASequenceAsLongAsItself) {
+  auto a = Start("suspended", 1'000);
+  const SequenceId id = a->Suspended("request", 1'000);
+  AwaitCopy(id);
+  const int64_t lease_end = RecordOf(id)->expires_ms();
+  ASSERT_TRUE(a->Pin(id, 3'600'000).ok());
+  Await([&] { return RecordOf(id)->expires_ms() > lease_end + 3'000'000; });
+  Await([&] { return RecordOf(id)->copy().expires_ms() >= RecordOf(id)->expires_ms(); });
 }
 
 TEST_F(TwoServicesTest, ACopyIsMadeOnceTheRedisIsThere) {

@@ -261,6 +261,10 @@ TEST(EtcdOptionsTest, WhatCannotWorkIsRefusedByName) {
   EXPECT_NE(error({.endpoints = {"a:1"}, .user = "u"}).find("etcd_user"), std::string::npos);
   EXPECT_NE(error({.endpoints = {"a:1"}, .user = "u", .password_file = "f"}).find("plaintext"),
             std::string::npos);
+  EXPECT_TRUE(
+      EtcdClient::Create(
+          {.endpoints = {"a:1"}, .user = "u", .password_file = "f", .allow_plaintext = true})
+          .ok());
 }
 
 TEST(EtcdOptionsTest, TheEndOfAPrefixComesAfterAllOfItsKeys) {

@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "cache_service/base/shortage.h"
 #include "cache_service/runtime/grpc_status.h"
 #include "tests/cache_service/registry/requests.h"
@@ -157,6 +159,44 @@ TEST_F(AdminServiceTest, ADrainEndsAtItsDeadlineSayingWhatStillRuns) {
   both.set_suspend(true);
   EXPECT_EQ(Do(&v1::AdminService::Stub::Drain, both).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(AdminServiceTest, ADrainWhoseCallerLeavesHasNotEndedForWhoeverAsksAgain) {
+  const SequenceId running = *Open("a", 16);
+  v1::DrainRequest request;
+  request.set_request_id("drain");
+  request.set_deadline_ms(60'000);
+  grpc::ClientContext leaves;
+  grpc::Status left;
+  std::thread first([&] {
+    v1::DrainResponse response;
+    left = admin_->Drain(&leaves, request, &response);
+  });
+  while (!Stats().has_drain()) std::this_thread::yield();
+  leaves.TryCancel();
+  first.join();
+  EXPECT_EQ(left.error_code(), grpc::StatusCode::CANCELLED);
+  // The service hears of it a moment later.
+  std::atomic<bool> ended = false;
+  absl::StatusOr<v1::DrainResponse> again;
+  for (int i = 0; i < 20; ++i) {
+    server_->Tick();
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  std::thread second([&] {
+    again = Do(&v1::AdminService::Stub::Drain, request);
+    ended = true;
+  });
+  for (int i = 0; i < 20; ++i) {
+    server_->Tick();
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_FALSE(ended) << again.status() << again->DebugString();
+  Report(running, 16);
+  while (!ended) server_->Tick();
+  second.join();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->drain().running_sequences(), 0);
 }
 
 TEST_F(AdminServiceTest, AProcessThatEndsAnswersWhoeverWaitsForADrainOrWatches) {

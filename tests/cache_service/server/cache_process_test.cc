@@ -167,16 +167,30 @@ TEST(CacheProcessTest, ConfigurationErrorsNameTheKeyAndExitWithTwo) {
   const struct {
     std::vector<std::string> arguments;
     const char* name;
-  } cases[] = {{{"--config", path}, "host_bites"},
-               {{"--host_bytes=much"}, "host_bytes"},
-               {{"--host_bytes=-5"}, "host_bytes is -5"},
-               {{"--no_such_flag=1"}, "no_such_flag"},
-               {{"--log_level=loud"}, "log_level is \"loud\""},
-               {{"--config=/no/such/file.yaml"}, "/no/such/file.yaml"}};
+  } cases[] = {
+      {{"--config", path}, "host_bites"},
+      {{"--host_bytes=much"}, "host_bytes"},
+      {{"--host_bytes=-5"}, "host_bytes is -5"},
+      {{"--no_such_flag=1"}, "no_such_flag"},
+      {{"--log_level=loud"}, "log_level is \"loud\""},
+      {{"--redis_address=redis:6379", "--redis_password_file=p"}, "redis:6379 in plaintext"},
+      {{"--config=/no/such/file.yaml"}, "/no/such/file.yaml"}};
   for (const auto& [arguments, name] : cases) {
     CacheProcess cache(arguments);
     EXPECT_EQ(cache.Wait(), 2) << name;
     EXPECT_THAT(cache.text(), AllOf(HasSubstr("heavywater-cache: "), HasSubstr(name)));
+  }
+}
+
+TEST(CacheProcessTest, APasswordGoesInPlaintextToThisMachineOrWhereThatIsAllowed) {
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"--redis_address=127.0.0.1:6379"},
+        {"--redis_address=redis:6379", "--allow_plaintext=true"},
+        {"--redis_address=redis:6379", "--redis_ca_file=ca"}}) {
+    std::vector<std::string> arguments = {"--redis_password_file=p", "--check_config"};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    CacheProcess cache(arguments);
+    EXPECT_EQ(cache.Wait(), 0) << cache.text();
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "tests/cache_service/tier/lower_tier_conformance.h"
@@ -33,6 +34,17 @@ INSTANTIATE_TEST_SUITE_P(Ordered, PageStoreConformance,
 
 using OrderedPageStoreTest = OrderedStoreFixture;
 
+int64_t Pages(const Residence& residence) {
+  return std::accumulate(residence.pages.begin(), residence.pages.end(), int64_t{0});
+}
+
+TEST(ResidenceTest, ATimeCountsInTheClassThatItDoesNotExceed) {
+  Residence residence;
+  for (const uint32_t seconds : {0, 1, 2, 600, 601, 1'000'000}) residence.Add(seconds);
+  EXPECT_THAT(residence.pages, ::testing::ElementsAre(2, 1, 0, 0, 1, 1, 0, 0, 0, 1));
+  EXPECT_EQ(residence.seconds, 1'001'204);
+}
+
 TEST_F(OrderedPageStoreTest, NothingMovesBelowTheHighWatermark) {
   Make(20);
   WriteAndFinish(1, 32);
@@ -53,6 +65,7 @@ TEST_F(OrderedPageStoreTest, AboveItTheColdestGoDownUntilTheLowWatermark) {
   EXPECT_EQ(Disk().pages, 12);
   EXPECT_EQ(Disk().moved_in, 12);
   EXPECT_EQ(store_->Stats().moved_down, 12);
+  EXPECT_EQ(Pages(store_->Stats().residence[kHostTier].down), 12);
   EXPECT_EQ(store_->Stats().pages, 4) << "of the slab";
   EXPECT_EQ(store_->Stats().used_bytes, 6 * kTestPageBytes);
 }
@@ -106,6 +119,7 @@ TEST_F(OrderedPageStoreTest, AFullDiskTierPassesItsColdestOn) {
   WriteAndFinish(2, 32);
   TurnUntilIdle();
   EXPECT_EQ(Remote().moved_in, Disk().moved_down);
+  EXPECT_EQ(Pages(store_->Stats().residence[1].down), Disk().moved_down);
   EXPECT_LE(Disk().pages, 8);
   EXPECT_GE(Remote().pages, 4);
   EXPECT_TRUE(remote_->Holds(Key(1, 0)) || remote_->Holds(Key(1, 1))) << "the coldest";

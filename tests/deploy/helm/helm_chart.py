@@ -43,6 +43,21 @@ VARIANTS: Mapping[str, Manifest] = {
         "tokens": {"secretName": "hw-tokens"},
         "worker": {"ranks": 2},
     },
+    "stores": {
+        "cache": {
+            "perGroup": True,
+            "config": {
+                "redis_address": "redis:6380",
+                "redis_username": "heavywater",
+                "etcd_endpoints": "etcd-0:2379,etcd-1:2379",
+                "etcd_user": "heavywater",
+            },
+            "redis": {"secretName": "redis-access", "clientCertificate": True},
+            "etcd": {"secretName": "etcd-access", "password": True},
+        },
+        "worker": {"groups": 3, "ranks": 2, "config": {"cache_failover_ms": 30000}},
+        "networkPolicy": {"extraEgress": [{"ports": [{"port": port, "protocol": "TCP"} for port in (2379, 6380)]}]},
+    },
     "hpa": {**LWS, "autoscaling": {"type": "hpa"}},
     "keda": {**LWS, "autoscaling": {"type": "keda"}},
     "ipv6": {"ipFamily": "IPv6", "worker": {"ranks": 2}},

@@ -174,6 +174,34 @@ def test_each_group_has_a_cache_service_where_asked() -> None:
             assert {"name": "GROUP_INDEX", "value": str(group)} in container(template)["env"]
 
 
+def test_a_group_goes_on_to_the_next_cache_service_when_its_own_is_lost() -> None:
+    for workload in ("StatefulSet", "LeaderWorkerSet"):
+        manifests = render({"cache": {"perGroup": True}, "worker": {"groups": 3, "workload": workload}})
+        templates = pod_templates(manifests)
+        for group, order in ((0, "12"), (1, "20"), (2, "01")):
+            addresses = args(templates[f"hw-heavywater-worker-{group}"])["cache_address"].split(",")
+            domain = ".hw-heavywater-cache.inference.svc.cluster.local:7700"
+            assert addresses == [f"hw-heavywater-cache-{index}{domain}" for index in ["$(GROUP_INDEX)", *order]]
+
+
+def test_passwords_and_certificates_of_redis_and_etcd_come_as_secrets_to_the_cache_service_alone() -> None:
+    manifests = render(VARIANTS["stores"])
+    cache = pod_templates(manifests)["hw-heavywater-cache"]
+    secrets = {v["name"]: v["secret"]["secretName"] for v in cache["spec"]["volumes"] if "secret" in v}
+    assert secrets == {"redis": "redis-access", "etcd": "etcd-access"}
+    mounts = {mount["name"]: mount for mount in container(cache)["volumeMounts"]}
+    taken = config(manifests, "cache")
+    for store, fields in (
+        ("redis", {"password_file": "password", "ca_file": "ca.crt", "cert_file": "tls.crt", "key_file": "tls.key"}),
+        ("etcd", {"password_file": "password", "ca_file": "ca.crt", "cert_file": "tls.crt", "key_file": "tls.key"}),
+    ):
+        assert mounts[store]["readOnly"]
+        for field, key in fields.items():
+            assert taken[f"{store}_{field}"] == f"{mounts[store]['mountPath']}/{key}"
+    worker = pod_templates(manifests)["hw-heavywater-worker-0"]
+    assert not [v for v in worker["spec"]["volumes"] if "secret" in v]
+
+
 def test_a_gpu_for_each_rank_on_cuda_and_none_else() -> None:
     gpus = helm_chart.LWS | {"worker": helm_chart.LWS["worker"] | {"gpuResource": "example.com/gpu"}}
     for template in [t for name, t in pod_templates(render(gpus)).items() if "worker" in name]:

@@ -6,6 +6,14 @@ import helm_python
 import pytest
 from helm_chart import Manifest, render
 
+
+def _stores(**secrets: Manifest) -> Manifest:
+    return {
+        "cache": {"config": {"redis_address": "redis:6379", "etcd_endpoints": "etcd:2379"}, **secrets},
+        "networkPolicy": {"extraEgress": [{}]},
+    }
+
+
 WRONG: list[tuple[Manifest, list[str]]] = [
     ({"worker": {"ranks": 0}}, ["/worker/ranks", "got 0, want 1"]),
     ({"worker": {"ranks": "four"}}, ["/worker/ranks", "got string, want integer"]),
@@ -38,6 +46,15 @@ WRONG: list[tuple[Manifest, list[str]]] = [
     ),
     ({"cache": {"config": {"redis_address": "redis:6379"}}}, ["redis:6379", "want networkPolicy.extraEgress"]),
     ({"cache": {"config": {"etcd_endpoints": "etcd:2379"}}}, ["etcd:2379", "want networkPolicy.extraEgress"]),
+    ({"cache": {"redis": {"secretName": "s"}}}, ["cache.redis.secretName", "redis_address is empty"]),
+    (_stores(redis={"secretName": "s", "tls": False}), ["to redis:6379 in plaintext", "want cache.redis.tls true"]),
+    (
+        _stores(etcd={"secretName": "s", "tls": False, "clientCertificate": True}),
+        ["cache.etcd.clientCertificate is true", "want cache.etcd.tls true"],
+    ),
+    (_stores(etcd={"secretName": "s", "password": True}), ["cache.config.etcd_user is empty"]),
+    (_stores(redis={"passwd": "s"}), ["/cache/redis", "passwd"]),
+    ({"worker": {"config": {"cache_failover_ms": 10}}}, ["/worker/config/cache_failover_ms", "got 10, want 1,000"]),
     ({"tls": {"enabled": True}}, ["tls.secretName is empty"]),
     ({"tokens": {"secretName": "tokens"}}, ["tls.enabled is false", "want tls.enabled true"]),
     ({"cache": {"config": {"allow_plaintext": True}}}, ["/cache/config", "allow_plaintext"]),

@@ -41,7 +41,7 @@ def exported() -> dict[str, str]:
     """Metric -> type, as the sources say."""
     text = source_text()
     found = re.findall(r'"(heavywater_\w+)"', text)
-    histograms = set(re.findall(r'BuildHistogram\(\)\s*\.Name\("(heavywater_\w+)"\)', text))
+    histograms = set(re.findall(r'(?:BuildHistogram\(\)\s*\.Name\(|MetricType::Histogram, )"(heavywater_\w+)"', text))
     return {name: "histogram" if name in histograms else "plain" for name in found}
 
 

@@ -56,7 +56,7 @@ TEST(CacheLinkSuspendTest, AnAnswerOfTheTimeBeforeASequenceWasOpenedAgainEndsNot
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  CacheLink link({.cache_address = absl::StrCat("127.0.0.1:", port), .group = "group"});
+  CacheLink link({.services = {{absl::StrCat("127.0.0.1:", port)}}, .group = "group"});
   Mutex mutex;
   std::vector<SequenceId> ended;
   link.SetSuspendListener([&](SequenceId sequence) {

@@ -327,7 +327,7 @@ TEST_F(CacheLinkTest, APageThatWasGivenUpStaysAMissWhenThereIsRoomAgain) {
 
 TEST_F(CacheLinkTest, RanksThatDifferAreRefusedNamingBothValues) {
   const auto join = [&](int rank, const std::string& digest) {
-    CacheLinkOptions options{.cache_address = service_.address(), .rank = rank, .size = 2};
+    CacheLinkOptions options{.services = {{service_.address()}}, .rank = rank, .size = 2};
     options.instance = absl::StrCat("rank", rank);
     options.config_digest = digest;
     ServerTestGroup facts_of(model_, 1);
@@ -351,7 +351,7 @@ TEST_F(CacheLinkTest, RanksThatDifferAreRefusedNamingBothValues) {
 TEST_F(CacheLinkTest, TheRendezvousPassesValuesAndNamesTheKeyThatDoesNotCome) {
   ServerTestGroup group(model_, 1, WithCache());
   CacheLink& link = *group.worker(0).link();
-  GroupRendezvous store(link.channel(), link.options().group, link.epoch());
+  GroupRendezvous store(link.service()->channel, link.options().group, link.epoch());
   ASSERT_TRUE(store.Put("a/b", std::string("\0x", 2)).ok());
   const auto value = store.Wait("a/b", absl::Seconds(1));
   ASSERT_TRUE(value.ok()) << value.status();
@@ -363,7 +363,7 @@ TEST_F(CacheLinkTest, TheRendezvousPassesValuesAndNamesTheKeyThatDoesNotCome) {
 
 TEST_F(CacheLinkTest, JoiningEndsWhenTold) {
   service_.Stop();
-  CacheLink link({.cache_address = service_.address()});
+  CacheLink link({.services = {{service_.address()}}});
   StopFlag stop;
   std::thread stopper([&] {
     absl::SleepFor(absl::Milliseconds(300));

@@ -34,7 +34,7 @@ class RemoteHostTierTest : public ::testing::Test {
   // The rank joins. Without heartbeats it is cut off as soon as it has opened.
   void Join(bool heartbeats, RemoteHostTierOptions options = {}) {
     tier_.reset();  // it takes leave of its link
-    link_ = std::make_unique<CacheLink>(CacheLinkOptions{.cache_address = service_.address(),
+    link_ = std::make_unique<CacheLink>(CacheLinkOptions{.services = {{service_.address()}},
                                                          .group = "group",
                                                          .instance = "instance",
                                                          .fingerprint = TestFingerprint(),

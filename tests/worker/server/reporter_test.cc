@@ -63,7 +63,7 @@ class ReporterTest : public ::testing::Test {
     builder.RegisterService(&service_);
     server_ = builder.BuildAndStart();
     link_ = std::make_unique<CacheLink>(
-        CacheLinkOptions{.cache_address = "127.0.0.1:" + std::to_string(port)});
+        CacheLinkOptions{.services = {{"127.0.0.1:" + std::to_string(port)}}});
   }
 
   FakeGroupService service_;

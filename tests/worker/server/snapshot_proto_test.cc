@@ -5,6 +5,9 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "heavywater/v1/snapshot.pb.h"
+
 namespace heavywater {
 namespace {
 
@@ -62,6 +65,19 @@ TEST(SnapshotProtoTest, StatesThatDifferAreNotJoined) {
 TEST(SnapshotProtoTest, BytesThatAreNoneAreDataLoss) {
   EXPECT_EQ(ParseSnapshot("\xff\xff").status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ParseSnapshot("").status().code(), absl::StatusCode::kDataLoss) << "no version";
+}
+
+TEST(SnapshotProtoTest, AStateOfTheVersionBeforeOrAfterIsRefusedNamingBoth) {
+  v1::SequenceSnapshot proto;
+  ASSERT_TRUE(proto.ParseFromString(SerializeSnapshot(Snapshot(true))));
+  const int version = proto.format_version();
+  for (const int other : {version - 1, version + 1}) {
+    proto.set_format_version(other);
+    const absl::Status refused = ParseSnapshot(proto.SerializeAsString()).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(refused.message(),
+              absl::StrCat("snapshot has format_version ", other, ", want ", version));
+  }
 }
 
 }  // namespace

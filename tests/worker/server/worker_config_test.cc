@@ -31,6 +31,28 @@ TEST(WorkerConfigTest, TimeOutsOutOfRangeAreRefusedByName) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("comm_timeout_ms is 0, want 100 to "));
 }
 
+TEST(WorkerConfigTest, SeveralCacheServicesAreDifferentOnesAndAPasswordGoesToNoneInPlaintext) {
+  v1::WorkerConfig config = DefaultWorkerConfig();
+  config.set_model("model.gguf");
+  EXPECT_TRUE(CacheAddressesOf(config).empty());
+  config.set_cache_address("a:7700,b:7700");
+  EXPECT_EQ(CheckWorkerConfig(config), absl::OkStatus());
+  EXPECT_EQ(CacheAddressesOf(config), (std::vector<std::string>{"a:7700", "b:7700"}));
+  for (const char* wrong : {"a:7700,", ",a:7700", "a:7700,b:7700,a:7700"}) {
+    config.set_cache_address(wrong);
+    const absl::Status status = CheckWorkerConfig(config);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(wrong));
+  }
+  config.set_cache_address("127.0.0.1:7700,b:7700");
+  config.set_token_file("token");
+  EXPECT_THAT(std::string(CheckWorkerConfig(config).message()),
+              HasSubstr("would go to cache_address b:7700 in plaintext"));
+  config.set_token_file("");
+  config.set_cache_failover_ms(10);
+  EXPECT_THAT(std::string(CheckWorkerConfig(config).message()),
+              HasSubstr("cache_failover_ms is 10, want 1000 to "));
+}
+
 TEST(WorkerConfigTest, AGroupIsNotToldToReachARankEverywhere) {
   v1::WorkerConfig config = DefaultWorkerConfig();
   config.set_model("model.gguf");

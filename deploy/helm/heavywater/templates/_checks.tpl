@@ -17,6 +17,23 @@
 {{- if and .Values.cache.config.etcd_endpoints .Values.networkPolicy.enabled (not .Values.networkPolicy.extraEgress) -}}
 {{- fail (printf "cache.config.etcd_endpoints is %q and the network policy lets nothing out to it, want networkPolicy.extraEgress" .Values.cache.config.etcd_endpoints) -}}
 {{- end -}}
+{{- $addresses := dict "redis" "redis_address" "etcd" "etcd_endpoints" -}}
+{{- range $store, $field := $addresses -}}
+{{- $part := index $.Values.cache $store -}}
+{{- $address := index $.Values.cache.config $field | default "" -}}
+{{- if and $part.secretName (not $address) -}}
+{{- fail (printf "cache.%s.secretName is %q and cache.config.%s is empty, want that, too" $store $part.secretName $field) -}}
+{{- end -}}
+{{- if and $part.secretName $part.password (not $part.tls) -}}
+{{- fail (printf "cache.%s.password is true and cache.%s.tls is false: the password would go to %s in plaintext, want cache.%s.tls true" $store $store $address $store) -}}
+{{- end -}}
+{{- if and $part.secretName $part.clientCertificate (not $part.tls) -}}
+{{- fail (printf "cache.%s.clientCertificate is true and cache.%s.tls is false, want cache.%s.tls true" $store $store $store) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.cache.etcd.secretName .Values.cache.etcd.password (not .Values.cache.config.etcd_user) -}}
+{{- fail "cache.etcd.password is true and cache.config.etcd_user is empty, want the user whose password it is" -}}
+{{- end -}}
 {{- if and .Values.tls.enabled (not .Values.tls.secretName) -}}
 {{- fail "tls.enabled is true and tls.secretName is empty, want the secret with tls.crt, tls.key and ca.crt" -}}
 {{- end -}}

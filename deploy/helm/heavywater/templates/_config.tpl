@@ -16,6 +16,22 @@ tokens_file: /etc/heavywater-tokens/tokens
 {{- end }}
 {{- end }}
 
+{{/* Files of the secrets for Redis and etcd: (dict "name" "redis" "part" .Values.cache.redis). */}}
+{{- define "hw.storeConfig" -}}
+{{- if .part.secretName }}
+{{- if .part.password }}
+{{ .name }}_password_file: /etc/heavywater-{{ .name }}/password
+{{- end }}
+{{- if .part.tls }}
+{{ .name }}_ca_file: /etc/heavywater-{{ .name }}/ca.crt
+{{- end }}
+{{- if .part.clientCertificate }}
+{{ .name }}_cert_file: /etc/heavywater-{{ .name }}/tls.crt
+{{ .name }}_key_file: /etc/heavywater-{{ .name }}/tls.key
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "hw.cacheConfig" -}}
 {{- $own := dict
   "listen_address" (printf "%s:7700" (include "hw.anyAddress" .))
@@ -23,7 +39,9 @@ tokens_file: /etc/heavywater-tokens/tokens
   "disable_slab" (eq .Values.sharedMemory.mode "none")
   "state_dir" (ternary "/var/lib/heavywater/state" "" (and .Values.cache.keepState (eq .Values.sharedMemory.mode "hostPath")))
   "disk_path" (ternary "/var/lib/heavywater/pages" "" .Values.cache.disk.enabled) -}}
-{{- toYaml (mergeOverwrite (deepCopy .Values.cache.config) $own (include "hw.securityConfig" . | fromYaml)) -}}
+{{- $redis := include "hw.storeConfig" (dict "name" "redis" "part" .Values.cache.redis) | fromYaml -}}
+{{- $etcd := include "hw.storeConfig" (dict "name" "etcd" "part" .Values.cache.etcd) | fromYaml -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.cache.config) $own $redis $etcd (include "hw.securityConfig" . | fromYaml)) -}}
 {{- end }}
 
 {{- define "hw.workerConfig" -}}

@@ -25,14 +25,30 @@ affinity:
 {{- end }}
 {{- end }}
 
-{{- define "hw.workerArgs" -}}
+{{/* The group's own cache service, then the others: where it goes when its own is lost. In one
+     order for all ranks of the group, in which the groups of a lost one spread out. */}}
+{{- define "hw.cacheAddresses" -}}
 {{- $cache := printf "%s-cache" (include "hw.fullname" .root) -}}
+{{- $domain := printf "%s.%s.svc.%s:7700" $cache .root.Release.Namespace .root.Values.clusterDomain -}}
+{{- if .root.Values.cache.perGroup -}}
+{{- $groups := int .root.Values.worker.groups -}}
+{{- $addresses := list (printf "%s-$(GROUP_INDEX).%s" $cache $domain) -}}
+{{- range $step := untilStep 1 $groups 1 -}}
+{{- $addresses = append $addresses (printf "%s-%d.%s" $cache (mod (add (int $.group) $step) $groups) $domain) -}}
+{{- end -}}
+{{- join "," $addresses -}}
+{{- else -}}
+{{- printf "%s-0.%s" $cache $domain -}}
+{{- end -}}
+{{- end }}
+
+{{- define "hw.workerArgs" -}}
 - --config=/etc/heavywater/worker.yaml
 - --group={{ include "hw.fullname" .root }}-$(GROUP_INDEX)
 - --rank=$(RANK)
 - --advertised_address={{ include "hw.podAddress" .root }}:7701
 - --comm_address=$(POD_IP)
-- --cache_address={{ $cache }}-{{ ternary "$(GROUP_INDEX)" "0" .root.Values.cache.perGroup }}.{{ $cache }}.{{ .root.Release.Namespace }}.svc.{{ .root.Values.clusterDomain }}:7700
+- --cache_address={{ include "hw.cacheAddresses" . }}
 {{- end }}
 
 {{- define "hw.workerEnv" -}}
