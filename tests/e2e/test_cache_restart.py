@@ -223,8 +223,8 @@ def test_a_state_of_another_slab_or_version_is_discarded_and_the_log_says_why(
                 time.sleep(0.1)
             assert token_ids(group.generate(**short)) == expected
 
-        # Of the version before and of the next one: both are named.
-        for version in (0, 2):
+        # Of a version before those that are read, and of the next one: both are named.
+        for version in (0, 3):
             _kill(group)
             (state / "HEAVYWATER_STATE").write_text(f"heavywater state {version}\n")
             restart(f"heavywater state {version}")
