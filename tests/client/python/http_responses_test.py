@@ -99,6 +99,7 @@ def test_what_ends_by_itself_is_complete(api: openai.OpenAI) -> None:
         ({"text": {"format": {"type": "json_object"}}}, "text"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
         ({"unheard_of": 1}, "unheard_of"),
     ],
 )

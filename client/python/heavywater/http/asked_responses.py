@@ -30,7 +30,10 @@ def asked_responses(values: dict[str, Any], options: HttpOptions) -> Asked:
     fields.want("truncation", "disabled")
     fields.want("top_logprobs", 0)
     fields.want("n", 1)
-    return asked_of(fields, options, messages=tuple(messages), max_tokens=max_tokens, likeliest=None)
+    asked = asked_of(fields, options, messages=tuple(messages), max_tokens=max_tokens, likeliest=None)
+    if asked.include_usage:
+        raise invalid("stream_options.include_usage", "is true; a streamed response ends with its usage anyhow")
+    return asked
 
 
 def _input(value: object) -> list[dict[str, str]]:
