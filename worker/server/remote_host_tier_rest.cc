@@ -73,7 +73,9 @@ void RemoteHostTier::AwaitAsked(SequenceId sequence, absl::Duration max) {
   MutexLock lock(&mutex_);
   const absl::Time deadline = absl::Now() + max;
   // Also answers since the step was here last: it looks before it waits.
-  while (asks_answered_ == asks_seen_ && FindOpen(sequence) != nullptr && absl::Now() < deadline) {
+  while (asks_answered_ == asks_seen_ && absl::Now() < deadline) {
+    const Entry* const entry = FindOpen(sequence);
+    if (entry == nullptr || entry->orphan) break;
     changed_.WaitWithTimeout(&mutex_, deadline - absl::Now());
   }
   asks_seen_ = asks_answered_;
