@@ -5,7 +5,7 @@ cache_service/base <- cache_service/tier <- worker/rank
 worker/rank, tier  <- worker/python
 proto, base, tier  <- cache_service/registry <- cache_service/server
 proto, base        <- client, worker/model, worker/server
-base               <- cache_service/security <- client, cache_service/runtime, worker/server
+base               <- cache_service/security <- client, cache_service/{runtime,server}, worker/server
 proto, base        <- cache_service/runtime <- cache_service/server, worker/server
 security           <- cache_service/etcd <- cache_service/cluster
 registry, runtime  <- cache_service/cluster <- cache_service/server
@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     RUNTIME: {BASE, SECURITY, "proto"},
     "cache_service/registry": {BASE, TIER, "proto"},
     CLUSTER: {BASE, ETCD, SECURITY, TIER, RUNTIME, "proto", "cache_service/registry"},
-    "cache_service/server": {BASE, TIER, RUNTIME, CLUSTER, "proto", "cache_service/registry"},
+    "cache_service/server": {BASE, TIER, SECURITY, RUNTIME, CLUSTER, "proto", "cache_service/registry"},
     "client/cpp": {BASE, SECURITY, "proto"},
 }
 

@@ -171,9 +171,9 @@ class SequenceRegistry {
     int32_t incarnation = 0;
     int64_t num_tokens = 0;
     bool suspended = false;
-    bool finished = false;   // by all ranks: nobody writes to it
-    bool can_go_on = false;  // has a committed state
-    absl::Time lease_end;    // or of the last of its pins
+    bool finished = false;         // by all ranks: nobody writes to it
+    bool can_go_on = false;        // has a committed state
+    absl::Time lease_end;          // or of the last of its pins
     v1::SequenceState state = {};  // where it was asked for
   };
   std::optional<Exported> Export(SequenceId id, bool with_state);

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, cluster, until_available
+from cluster import Cluster, cluster, takes_long, until_available
 from heavywater import Client
 from test_lost_node import LEASE_MS, Site, _wait_until_told, site  # noqa: F401 (a fixture)
 from test_turns import BOUNDED, OFTEN, RECALL, Conversation
@@ -27,7 +27,7 @@ def _kill(service: Cluster) -> None:
     service.cache.kill()
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=takes_long), 3])
 def test_a_running_text_and_new_ones_go_on_at_the_next_cache_service(
     folder: Path, long_prompt: list[int], ranks: int
 ) -> None:

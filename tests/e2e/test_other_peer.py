@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, cluster
+from cluster import Cluster, cluster, takes_long
 from google.protobuf.message import Message
 from heavywater import Client
 from heavywater.v1 import group_pb2, page_store_pb2, sequence_pb2
@@ -54,7 +54,9 @@ def _talk(group: Cluster, service: Cluster, prompt: list[int], turns: bool) -> l
     [(newer, _same), (_same, newer), (_same, _older)],
     ids=["worker-is-newer", "cache-service-is-newer", "cache-service-is-older"],
 )
-@pytest.mark.parametrize("worker", [{}, {"disable_slab": True}], ids=["slab", "streamed"])
+@pytest.mark.parametrize(
+    "worker", [{}, pytest.param({"disable_slab": True}, marks=takes_long)], ids=["slab", "streamed"]
+)
 def test_a_peer_with_more_or_fewer_fields_is_as_one_of_this_version(
     folder: Path, long_prompt: list[int], request_change: Change, response_change: Change, worker: dict[str, object]
 ) -> None:

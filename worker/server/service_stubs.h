@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "heavywater/v1/group.grpc.pb.h"
 #include "heavywater/v1/page_store.grpc.pb.h"
