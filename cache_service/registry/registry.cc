@@ -1,7 +1,9 @@
 #include "cache_service/registry/registry.h"
 
 #include <algorithm>
+#include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/registry/layout.h"
 
@@ -49,7 +51,7 @@ absl::Status Registry::Restore(const std::vector<SequenceId>& live,
     late_stops_[{rank.id, rank.rank}] = {rank.incarnation, rank.write_end + WriteGrace()};
   }
   for (const auto& [id, write_end] : sequences_.WriteEnds()) {
-    contest_ends_[id] = write_end + WriteGrace();
+    contests_[id].end = write_end + WriteGrace();
   }
   return LoadRetiring(retiring);
 }
@@ -97,12 +99,14 @@ bool Registry::CanRead(const std::string& group, int size) const {
 }
 
 absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
-    const v1::ReopenSequenceRequest& request) {
-  const absl::StatusOr<GroupRegistry::Formation> found =
-      groups_.Find(request.group(), request.epoch());
-  // A group whose ranks are about to join anew: NOT_FOUND would say that of the sequence.
-  if (absl::IsNotFound(found.status())) return absl::AbortedError(found.status().message());
-  HW_ASSIGN_OR_RETURN(const GroupRegistry::Formation formation, found);
+    const v1::ReopenSequenceRequest& request, const std::function<bool()>& is_cancelled) {
+  const auto find_formation = [&]() -> absl::StatusOr<GroupRegistry::Formation> {
+    auto found = groups_.Find(request.group(), request.epoch());
+    // A group whose ranks are about to join anew: NOT_FOUND would say that of the sequence.
+    if (absl::IsNotFound(found.status())) return absl::AbortedError(found.status().message());
+    return found;
+  };
+  HW_ASSIGN_OR_RETURN(const GroupRegistry::Formation formation, find_formation());
   HW_ASSIGN_OR_RETURN(
       const SequenceRegistry::Owner owner,
       sequences_.FindOwner(request.sequence_id(), Viewer::Tenant(request.tenant())));
@@ -110,30 +114,64 @@ absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
       CompareWithGroup(owner.fingerprint, "the sequence has", formation.fingerprint));
   // Ranks read them in place. Waits for the tiers below, so not under a lock.
   HW_RETURN_IF_ERROR(store_.BringUp(request.sequence_id()));
-  std::vector<Epoch> since;
-  for (int rank = 0; rank < formation.size; ++rank) {
-    since.push_back(groups_.MemberSince(request.group(), rank));
+  // By then its caller may have given up, and asked again; or the group has formed anew.
+  if (is_cancelled != nullptr && is_cancelled()) {
+    return absl::CancelledError(
+        absl::StrCat("whoever asked for sequence ", request.sequence_id(), " has gone"));
   }
-  HW_ASSIGN_OR_RETURN(v1::ReopenSequenceResponse reopened, sequences_.Reopen(request, since));
-  const absl::Time earlier = sequences_.EarlierWriteEnd(
-      request.sequence_id(), *std::max_element(since.begin(), since.end()));
-  if (earlier + WriteGrace() <= clock_.Now()) return reopened;
+  HW_RETURN_IF_ERROR(find_formation().status());
+  return GoOn(request, MembersSince(request.group(), formation.size), owner.incarnation);
+}
+
+std::vector<Epoch> Registry::MembersSince(const std::string& group, int size) const {
+  std::vector<Epoch> since;
+  for (int rank = 0; rank < size; ++rank) since.push_back(groups_.MemberSince(group, rank));
+  return since;
+}
+
+// That it may be contested is known before it is, so that nobody takes these contests for
+// earlier ones, which are over; and also where it fails, when some ranks are contested.
+absl::StatusOr<v1::ReopenSequenceResponse> Registry::GoOn(const v1::ReopenSequenceRequest& request,
+                                                          const std::vector<Epoch>& since,
+                                                          int32_t incarnation) {
+  const SequenceId id = request.sequence_id();
+  {
+    MutexLock lock(&mutex_);
+    ++contests_[id].reopens;
+  }
+  auto reopened = sequences_.Reopen(request, since, incarnation);
+  while (absl::IsResourceExhausted(reopened.status())) {
+    const absl::Status room = sequences_.MakeRoom(reopened.status(), /*spared=*/id);
+    reopened = room.ok() ? sequences_.Reopen(request, since, incarnation) : room;
+    if (!room.ok()) break;
+  }
+  // 0: its group has just gone, and comes back with whichever process.
+  const bool unknown = std::count(since.begin(), since.end(), Epoch{0}) > 0;
+  const Epoch latest =
+      unknown ? std::numeric_limits<Epoch>::max() : *std::max_element(since.begin(), since.end());
+  const absl::Time write_end =
+      reopened.ok() ? sequences_.EarlierWriteEnd(id, latest) : sequences_.WriteEnd(id);
+  const absl::Time end = write_end + WriteGrace();
   MutexLock lock(&mutex_);
-  absl::Time& end = contest_ends_[request.sequence_id()];
-  end = std::max(end, earlier + WriteGrace());
+  const auto contest = contests_.find(id);
+  contest->second.end = std::max(contest->second.end, end);
+  --contest->second.reopens;
+  EndContestIfOver(contest);
   return reopened;
 }
 
 // Processes that were replaced stop by their own clocks.
 void Registry::EndContests() {
-  for (auto contest = contest_ends_.begin(); contest != contest_ends_.end();) {
-    if (contest->second > clock_.Now()) {
-      ++contest;
-      continue;
-    }
-    store_.EndContest(contest->first);
-    contest = contest_ends_.erase(contest);
+  for (auto contest = contests_.begin(); contest != contests_.end();) {
+    contest = EndContestIfOver(contest);
   }
+}
+
+std::map<SequenceId, Registry::Contest>::iterator Registry::EndContestIfOver(
+    std::map<SequenceId, Contest>::iterator contest) {
+  if (contest->second.reopens > 0 || contest->second.end > clock_.Now()) return ++contest;
+  store_.EndContest(contest->first);
+  return contests_.erase(contest);
 }
 
 absl::StatusOr<v1::HeartbeatResponse> Registry::Heartbeat(const v1::HeartbeatRequest& request) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -43,7 +44,11 @@ class Registry {
 
   // FAILED_PRECONDITION when the fingerprint is not the group's.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request);
-  absl::StatusOr<v1::ReopenSequenceResponse> Reopen(const v1::ReopenSequenceRequest& request);
+  // `is_cancelled`: whether its caller has gone, asked after what may have taken long; null:
+  // it never has. CANCELLED, and ABORTED where others were faster: nothing has changed.
+  absl::StatusOr<v1::ReopenSequenceResponse> Reopen(
+      const v1::ReopenSequenceRequest& request,
+      const std::function<bool()>& is_cancelled = nullptr);
   absl::StatusOr<v1::HeartbeatResponse> Heartbeat(const v1::HeartbeatRequest& request);
   absl::StatusOr<v1::ReportPlanResponse> ReportPlan(const v1::ReportPlanRequest& request);
 
@@ -70,6 +75,12 @@ class Registry {
     std::map<int, int> heard = {};  // heartbeats since the end, by rank
   };
 
+  // Of a sequence that may be contested in the store.
+  struct Contest {
+    int reopens = 0;                        // under way: they may contest it at any moment
+    absl::Time end = absl::InfinitePast();  // when no process that was replaced writes any more
+  };
+
   absl::Duration WriteGrace() const;
   bool CanRead(const std::string& group, int size) const;
   absl::Status LoadRetiring(const std::vector<SequenceId>& retiring)
@@ -78,7 +89,15 @@ class Registry {
   // Whoever has the sequence (or had it at its end) says that it writes no more.
   void NoteFinished(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
   bool IsOfItsEnd(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
+  // What may have changed while its pages came up has been checked.
+  absl::StatusOr<v1::ReopenSequenceResponse> GoOn(const v1::ReopenSequenceRequest& request,
+                                                  const std::vector<Epoch>& since,
+                                                  int32_t incarnation);
+  std::vector<Epoch> MembersSince(const std::string& group, int size) const;
   void EndContests() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The next one.
+  std::map<SequenceId, Contest>::iterator EndContestIfOver(
+      std::map<SequenceId, Contest>::iterator contest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopWriters(const std::string& group, int rank,
                    const absl::flat_hash_set<SequenceId>& listed);
@@ -99,8 +118,7 @@ class Registry {
   };
   std::map<std::pair<SequenceId, int>, LateStop> late_stops_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Retiring> retiring_ ABSL_GUARDED_BY(mutex_);
-  // When no process that was replaced writes to it any more.
-  std::map<SequenceId, absl::Time> contest_ends_ ABSL_GUARDED_BY(mutex_);
+  std::map<SequenceId, Contest> contests_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace heavywater

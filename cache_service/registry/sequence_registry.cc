@@ -101,6 +101,14 @@ absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::Open(
   }
 }
 
+bool SequenceRegistry::OpenMayWait(const v1::OpenSequenceRequest& request) {
+  if (!request.has_prefix() || !CheckOpen(request).ok() || !CheckPrefix(request).ok()) return false;
+  for (const Prefix& candidate : PrefixCandidates(request)) {
+    if (store_.HostBytes(candidate.source) < store_.SequenceBytes(candidate.source)) return true;
+  }
+  return false;
+}
+
 absl::StatusOr<v1::OpenSequenceResponse> SequenceRegistry::TryOpen(
     const v1::OpenSequenceRequest& request, int num_ranks, const PageGeometry& geometry,
     const Prefix& prefix, absl::Status* store_full) {
@@ -400,7 +408,8 @@ absl::StatusOr<SequenceRegistry::Owner> SequenceRegistry::FindOwner(SequenceId i
   if (record == records_.end() || !viewer.Sees(record->second.request.tenant())) {
     return Unknown(id, viewer);
   }
-  return Owner{record->second.request.group(), record->second.request.fingerprint()};
+  return Owner{record->second.request.group(), record->second.request.fingerprint(),
+               record->second.incarnation};
 }
 
 void SequenceRegistry::RenewOne(SequenceId id) {

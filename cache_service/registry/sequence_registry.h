@@ -49,6 +49,8 @@ class SequenceRegistry {
   // `may_share`: its ranks can read pages of others where they lie.
   absl::StatusOr<v1::OpenSequenceResponse> Open(const v1::OpenSequenceRequest& request,
                                                 int num_ranks, bool may_share = true);
+  // Whether Open() is likely to wait for the tiers below: the prompt may begin with pages there.
+  bool OpenMayWait(const v1::OpenSequenceRequest& request);
   // What `viewer` may not see is NOT_FOUND, in the words for a sequence that never was.
   // With the tokens from `first_token` on that fit into a message.
   absl::StatusOr<v1::Sequence> Get(SequenceId id, int64_t first_token = 0,
@@ -60,9 +62,11 @@ class SequenceRegistry {
                                                        const Viewer& viewer = Viewer::All());
 
   // The group has been checked; `since` has the epoch in which each rank's process joined it.
-  // As SequenceService says.
+  // ABORTED: the incarnation is not `incarnation` any more, or of a later epoch. As
+  // SequenceService says.
   absl::StatusOr<v1::ReopenSequenceResponse> Reopen(const v1::ReopenSequenceRequest& request,
-                                                    std::span<const Epoch> since);
+                                                    std::span<const Epoch> since,
+                                                    int32_t incarnation);
   // As SequenceService says. (sequence_suspend.cc)
   absl::StatusOr<v1::SuspendSequenceResponse> Suspend(const v1::SuspendSequenceRequest& request,
                                                       const Viewer& viewer = Viewer::All());
@@ -95,6 +99,7 @@ class SequenceRegistry {
   // Until when, by their own clocks, processes may write to it that had it before it was
   // reopened and joined their group before `since`. The past: none, or it is unknown.
   absl::Time EarlierWriteEnd(SequenceId id, Epoch since) const;
+  absl::Time WriteEnd(SequenceId id) const;  // likewise of all that have it or had it
   // Until when, by their own clocks, the ranks of each sequence may write to it.
   std::vector<std::pair<SequenceId, absl::Time>> WriteEnds() const;
   // Of a sequence that goes on: whose last word was that they write no more.
@@ -114,6 +119,7 @@ class SequenceRegistry {
   struct Owner {
     std::string group;
     v1::Fingerprint fingerprint;
+    int32_t incarnation = 0;
   };
   absl::StatusOr<Owner> FindOwner(SequenceId id, const Viewer& viewer = Viewer::All()) const;
   // Renews the lease, if the sequence is there.

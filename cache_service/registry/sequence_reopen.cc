@@ -104,6 +104,17 @@ absl::Time SequenceRegistry::EarlierWriteEnd(SequenceId id, Epoch since) const {
   return end;
 }
 
+absl::Time SequenceRegistry::WriteEnd(SequenceId id) const {
+  MutexLock lock(&mutex_);
+  const auto record = records_.find(id);
+  if (record == records_.end()) return absl::InfinitePast();
+  absl::Time end = record->second.write_end;
+  for (const auto& [epoch, write_end] : record->second.earlier_write_ends) {
+    end = std::max(end, write_end);
+  }
+  return end;
+}
+
 std::vector<std::pair<SequenceId, absl::Time>> SequenceRegistry::WriteEnds() const {
   std::vector<std::pair<SequenceId, absl::Time>> ends;
   MutexLock lock(&mutex_);
@@ -135,7 +146,7 @@ std::vector<SequenceRegistry::FinishedRank> SequenceRegistry::FinishedRanks() co
 }
 
 absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
-    const v1::ReopenSequenceRequest& request, std::span<const Epoch> since) {
+    const v1::ReopenSequenceRequest& request, std::span<const Epoch> since, int32_t incarnation) {
   MutexLock lock(&mutex_);
   const SequenceId id = request.sequence_id();
   HW_RETURN_IF_ERROR(
@@ -143,6 +154,12 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
   // To other tenants it is as if it were not there.
   HW_ASSIGN_OR_RETURN(const Records::iterator found, Find(id, Viewer::Tenant(request.tenant())));
   Record& record = found->second;
+  if (record.incarnation != incarnation || record.epoch > request.epoch()) {
+    return absl::AbortedError(absl::StrCat("sequence ", id, " went on with incarnation ",
+                                           record.incarnation, " of epoch ", record.epoch,
+                                           " while its pages were brought up, want ", incarnation,
+                                           " and at most ", request.epoch()));
+  }
   HW_RETURN_IF_ERROR(CheckReopen(request, static_cast<int>(since.size()), id, record));
   Advance(id, record);
   int64_t known = CommonTokens(request.tokens(), record.plans.tokens());

@@ -44,9 +44,12 @@ void LogTierChange(const char* tier, const absl::Status& status) {
 // For one tier below the host's: each holds a chunk of memory.
 constexpr size_t kMaxReadsWaiting = 256;
 constexpr size_t kMaxBackgroundTasks = 64;
-// A large one holds up neither heartbeats, which have gRPC's threads, nor all of the others.
+// Large ones hold up neither heartbeats, which have gRPC's threads, nor sequences that need
+// nothing from the tiers below, which are opened on threads of their own.
 constexpr size_t kMaxBringUps = 256;
 constexpr int kBringUpThreads = 4;
+constexpr size_t kMaxOpens = 256;
+constexpr int kOpenThreads = 2;
 
 // A rank of an earlier run must not hit a sequence or a formation of this one:
 // numbers begin at the microsecond of the start (a supervisor restarts within the
@@ -90,6 +93,7 @@ struct CacheServer::Parts {
         events(clock),
         background(kMaxBackgroundTasks),
         bring_ups(kMaxBringUps, kBringUpThreads),
+        opens(kMaxOpens, kOpenThreads),
         store(std::make_unique<HostPageStore>(std::move(durable.slab), state.get()),
               std::move(below),
               {.high_percent = config.tier_high_percent(),
@@ -107,7 +111,7 @@ struct CacheServer::Parts {
         page_handlers(registry, store, config.disable_slab() ? nullptr : &store.slab(),
                       StartTierThreads()),
         groups(registry, gate),
-        sequences(registry, gate, access, bring_ups, cluster->bring()),
+        sequences(registry, gate, access, bring_ups, opens, cluster->bring()),
         pages(page_handlers, gate, access),
         blobs(blob_store, gate, TierThreads(), absl::Milliseconds(config.blob_stall_ms()), clock),
         drainer(registry, gate, clock),
@@ -171,6 +175,7 @@ struct CacheServer::Parts {
   EventLog events;
   ThreadExecutor background;  // of admin calls that wait for disks
   ThreadExecutor bring_ups;   // of calls about sequences that may wait for the tiers below
+  ThreadExecutor opens;       // of sequences that do not
   OrderedPageStore store;
   Registry registry;
   BlobStore blob_store;

@@ -39,8 +39,9 @@ absl::StatusOr<v1::AttachResponse> PageHandlers::Attach(const v1::AttachRequest&
 }
 
 absl::StatusOr<v1::ReserveResponse> PageHandlers::Reserve(const v1::ReserveRequest& request) {
-  HW_ASSIGN_OR_RETURN(const bool direct, registry_.AdmitWriter(request.sequence_id(),
-                                                               request.rank(), request.epoch()));
+  const SequenceId sequence = request.sequence_id();
+  const int rank = request.rank();
+  HW_ASSIGN_OR_RETURN(const bool direct, registry_.AdmitWriter(sequence, rank, request.epoch()));
   const PageRange range = {.sequence = request.sequence_id(),
                            .rank = request.rank(),
                            .heads = {request.first_kv_head(), request.num_kv_heads()},
@@ -49,9 +50,13 @@ absl::StatusOr<v1::ReserveResponse> PageHandlers::Reserve(const v1::ReserveReque
   absl::StatusOr<Reservation> reservation = store_.Reserve(range, direct);
   while (absl::IsResourceExhausted(reservation.status())) {
     HW_RETURN_IF_ERROR(registry_.sequences().MakeRoom(reservation.status()));
+    HW_RETURN_IF_ERROR(registry_.CheckWriter(sequence, rank, request.epoch()).status());
     reservation = store_.Reserve(range, direct);
   }
   HW_RETURN_IF_ERROR(reservation.status());
+  // It may have waited for the tiers below, and its process been replaced: then these are
+  // its successor's pages.
+  HW_RETURN_IF_ERROR(registry_.CheckWriter(sequence, rank, request.epoch()).status());
   v1::ReserveResponse response;
   response.mutable_offsets()->Add(reservation->offsets.begin(), reservation->offsets.end());
   response.set_watermark_offset(reservation->watermark_offset);

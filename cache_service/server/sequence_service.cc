@@ -79,10 +79,10 @@ void SequenceService::AnswerHere(grpc::CallbackServerContext* context,
 
 template <typename Response>
 grpc::ServerUnaryReactor* SequenceService::AnswerLater(
-    grpc::CallbackServerContext* context, SequenceId id, Response* response,
+    Executor& executor, grpc::CallbackServerContext* context, SequenceId id, Response* response,
     std::function<absl::StatusOr<Response>()> call) {
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  const absl::Status scheduled = bring_ups_.Schedule([=, this] {
+  const absl::Status scheduled = executor.Schedule([=, this] {
     if (context->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
     AnswerHere(context, reactor, id, response, call);
   });
@@ -98,7 +98,8 @@ grpc::ServerUnaryReactor* SequenceService::Open(grpc::CallbackServerContext* con
                                                 v1::OpenSequenceResponse* response) {
   const ScopedTrace trace(*context);
   if (const absl::Status open = gate_.CheckNew(); !open.ok()) return Finish(context, open);
-  return AnswerLater<v1::OpenSequenceResponse>(context, 0, response, [=, this] {
+  Executor& executor = registry_.sequences().OpenMayWait(*request) ? bring_ups_ : opens_;
+  return AnswerLater<v1::OpenSequenceResponse>(executor, context, 0, response, [=, this] {
     auto opened = registry_.Open(*request);
     if (opened.ok()) {
       LogInfo("sequence opened", {{"sequence", opened->sequence_id()},
@@ -150,8 +151,8 @@ grpc::ServerUnaryReactor* SequenceService::Reopen(grpc::CallbackServerContext* c
   const ScopedTrace trace(*context);
   if (const absl::Status open = gate_.Check(); !open.ok()) return Finish(context, open);
   const SequenceId id = request->sequence_id();
-  return AnswerLater<v1::ReopenSequenceResponse>(context, id, response, [=, this] {
-    auto reopened = registry_.Reopen(*request);
+  return AnswerLater<v1::ReopenSequenceResponse>(bring_ups_, context, id, response, [=, this] {
+    auto reopened = registry_.Reopen(*request, [=] { return context->IsCancelled(); });
     LogInfo("sequence reopened", {{"sequence", request->sequence_id()},
                                   {"group", request->group()},
                                   {"tokens_seen", reopened.ok() ? reopened->tokens_seen() : 0},
@@ -199,7 +200,7 @@ grpc::ServerUnaryReactor* SequenceService::Fork(grpc::CallbackServerContext* con
                                                 v1::ForkSequenceResponse* response) {
   const ScopedTrace trace(*context);
   if (const absl::Status open = gate_.CheckNew(); !open.ok()) return Finish(context, open);
-  return AnswerLater<v1::ForkSequenceResponse>(context, 0, response, [=, this] {
+  return AnswerLater<v1::ForkSequenceResponse>(bring_ups_, context, 0, response, [=, this] {
     auto forked = registry_.sequences().Fork(*request, access_.ViewerOf(*context));
     if (forked.ok()) {
       LogInfo("sequence forked", {{"sequence", request->sequence_id()},

@@ -15,14 +15,16 @@ namespace heavywater {
 
 class SequenceService final : public v1::SequenceService::CallbackService {
  public:
-  // All must outlive it. `bring_ups`: where calls run that may wait for the tiers below.
-  // `bring`: asked for sequences that are not here.
+  // All must outlive it. `bring_ups`: where calls run that wait for pages below; `opens`: where
+  // sequences are opened that do not, so that they wait for no call that does. `bring`: asked
+  // for sequences that are not here.
   SequenceService(Registry& registry, const DrainGate& gate, const Access& access,
-                  Executor& bring_ups, BringSequence bring = nullptr)
+                  Executor& bring_ups, Executor& opens, BringSequence bring = nullptr)
       : registry_(registry),
         gate_(gate),
         access_(access),
         bring_ups_(bring_ups),
+        opens_(opens),
         bring_(std::move(bring)) {}
 
   grpc::ServerUnaryReactor* Open(grpc::CallbackServerContext* context,
@@ -69,16 +71,17 @@ class SequenceService final : public v1::SequenceService::CallbackService {
   void AnswerHere(grpc::CallbackServerContext* context, grpc::ServerUnaryReactor* reactor,
                   SequenceId id, Response* response,
                   std::function<absl::StatusOr<Response>()> call);
-  // Likewise, on a thread of `bring_ups`; `id` 0: nothing comes from another service.
+  // Likewise, on a thread of `executor`; `id` 0: nothing comes from another service.
   template <typename Response>
-  grpc::ServerUnaryReactor* AnswerLater(grpc::CallbackServerContext* context, SequenceId id,
-                                        Response* response,
+  grpc::ServerUnaryReactor* AnswerLater(Executor& executor, grpc::CallbackServerContext* context,
+                                        SequenceId id, Response* response,
                                         std::function<absl::StatusOr<Response>()> call);
 
   Registry& registry_;
   const DrainGate& gate_;
   const Access& access_;
   Executor& bring_ups_;
+  Executor& opens_;
   const BringSequence bring_;  // may be null
 };
 

@@ -1,4 +1,8 @@
 // The host tier's side of ranks that go on with another process.
+#include <algorithm>
+#include <optional>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/tier/host_page_store.h"
@@ -19,14 +23,20 @@ absl::Status HostPageStore::Contest(SequenceId sequence, int rank, int64_t token
   if (entry->released) {
     return absl::NotFoundError(absl::StrCat("sequence ", sequence, " has ended"));
   }
-  if (!entry->pages.MayWriteInPlace(rank)) return absl::OkStatus();
-  absl::StatusOr<std::vector<int64_t>> cell;
-  {
+  // Contested already, and the process that it was contested for has got no pages: its cell
+  // serves the next one, which finds room however often others took what there was.
+  const std::vector<int> ranks = entry->pages.ContestedRanks();
+  const bool again = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  std::optional<int64_t> cell;
+  if (entry->pages.MayWriteInPlace(rank)) {
     MutexLock lock(&mutex_);
-    cell = Allocate(1, kWatermarkCellBytes, /*own_promise=*/0);
+    HW_ASSIGN_OR_RETURN(const std::vector<int64_t> cells,
+                        Allocate(1, kWatermarkCellBytes, /*own_promise=*/0));
+    cell = cells[0];
+  } else if (!again) {
+    return absl::OkStatus();
   }
-  HW_RETURN_IF_ERROR(cell.status());
-  entry->pages.Contest(rank, tokens, (*cell)[0]);
+  entry->pages.Contest(rank, tokens, cell);
   Save(*entry);
   NoteContested(*entry);
   return absl::OkStatus();

@@ -100,9 +100,12 @@ std::vector<int64_t> HostPageStore::FreedBytes(std::span<const SequenceId> seque
     if (!entry.ok()) continue;
     MutexLock entry_lock(&(*entry)->mutex);
     const SequencePages& pages = (*entry)->pages;
+    // It would only be kept until they have stopped.
+    if (pages.has_writers()) continue;
     int64_t count = pages.num_host_pages() - pages.num_shared();
+    const auto shared = pages.SharedPages();  // walks all pages: not under the store's mutex
     MutexLock lock(&mutex_);
-    for (const auto& [offset, crc] : pages.SharedPages()) {
+    for (const auto& [offset, crc] : shared) {
       if (++let_go[offset] >= holders_.Holders(offset)) ++count;
     }
     freed.back() = count * Slab::RoundUp(pages.spec().geometry.page_bytes());

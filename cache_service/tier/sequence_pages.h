@@ -121,9 +121,10 @@ class SequencePages {
   void Truncate(int64_t tokens);
   // --- Processes that were replaced --- (sequence_pages_contested.cc)
   // The rank goes on with another process, from at most `tokens`; the one before may still
-  // write to pages that are not wholly below, and to its watermark, which lies at `cell_offset`
-  // from now on.
-  void Contest(int rank, int64_t tokens, int64_t cell_offset);
+  // write to pages that are not wholly below, and to its watermark, which lies at `cell`
+  // from now on (null: of a rank whose watermark was moved, and whose process knows it not).
+  // MayWriteInPlace() of the next process once that reserves pages.
+  void Contest(int rank, int64_t tokens, std::optional<int64_t> cell);
   // It does not any more. What is free by that.
   ContestedMemory EndContest(int rank);
   std::vector<int> ContestedRanks() const;

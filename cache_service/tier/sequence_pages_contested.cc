@@ -8,13 +8,16 @@
 
 namespace heavywater {
 
-void SequencePages::Contest(int rank, int64_t tokens, int64_t cell_offset) {
+void SequencePages::Contest(int rank, int64_t tokens, std::optional<int64_t> cell) {
   // Rows below are there whatever the other does: it only writes behind its own watermark.
   const int64_t watermark = Watermark(rank);
-  const auto [cell, added] = cells_.try_emplace(rank, cell_offset);
-  if (!added) contested_[rank].cells.push_back(std::exchange(cell->second, cell_offset));
-  WatermarkCell(rank).store(watermark, std::memory_order_release);
-  contested_.try_emplace(rank);
+  ContestedMemory& memory = contested_[rank];
+  if (cell.has_value()) {
+    const auto [known, added] = cells_.try_emplace(rank, *cell);
+    if (!added) memory.cells.push_back(std::exchange(known->second, *cell));
+    WatermarkCell(rank).store(watermark, std::memory_order_release);
+  }
+  writers_.erase(rank);
   for (auto& [key, entry] : pages_) {
     const int64_t end = (PageOfKey(key) + 1) * spec_.geometry.page_tokens;
     const bool own = entry.rank == rank && entry.tier == kHostTier && !entry.shared;

@@ -146,6 +146,7 @@ void SequencePages::CopyOnWrite(Key key, int64_t offset, int64_t watermark) {
 
 std::vector<std::pair<int64_t, uint32_t>> SequencePages::SharedPages() const {
   std::vector<std::pair<int64_t, uint32_t>> pages;
+  if (num_shared_ == 0) return pages;  // most have none, and a table is long
   for (const auto& [key, entry] : pages_) {
     if (entry.shared) pages.emplace_back(entry.offset, entry.crc);
   }

@@ -137,6 +137,21 @@ TEST_F(SequenceReclaimTest, AReservationMakesRoomToo) {
   EXPECT_TRUE(store_.Reserve(more, true).ok());
 }
 
+TEST_F(SequenceReclaimTest, NoneIsEndedWhosePagesWouldStayUntilItsWritersHaveStopped) {
+  const SequenceId first = OpenAndFinish();
+  const SequenceId second = OpenAndFinish();
+  // A process that was replaced may still write to them.
+  for (const SequenceId id : {first, second}) {
+    ASSERT_TRUE(store_.Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 4}, true).ok());
+  }
+  EXPECT_EQ(Open().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(IsThere(first) && IsThere(second));
+  store_.StopWriter(second, 0);
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(IsThere(first)) << "in vain";
+  EXPECT_FALSE(IsThere(second));
+}
+
 TEST_F(SequenceReclaimTest, TheNumberOfSequencesIsALimitLikeAnyOther) {
   std::vector<SequenceId> open;
   for (int i = 0; i < 4; ++i) open.push_back(*Open(0));

@@ -7,14 +7,18 @@
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "cache_service/server/group_service.h"
+#include "cache_service/server/page_handlers.h"
 #include "cache_service/tier/ordered_page_store.h"
 #include "cache_service/tier/stored_page.h"
 #include "tests/cache_service/registry/requests.h"
@@ -38,7 +42,7 @@ class SequenceServiceTest : public ::testing::Test {
         OrderedStoreOptions(), Clock::Real());
     registry_ = std::make_unique<Registry>(RegistryOptions(), *store_, Clock::Real());
     groups_ = std::make_unique<GroupService>(*registry_, gate_);
-    sequences_ = std::make_unique<SequenceService>(*registry_, gate_, access_, bring_ups_);
+    sequences_ = std::make_unique<SequenceService>(*registry_, gate_, access_, bring_ups_, opens_);
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -57,8 +61,9 @@ class SequenceServiceTest : public ::testing::Test {
   }
 
   // With a state, and all of its pages on the disk.
-  SequenceId MakeBelow() {
-    const SequenceId id = registry_->Open(TestOpen("request", epoch_))->sequence_id();
+  SequenceId MakeBelow() { return MakeBelow(TestOpen("request", epoch_)); }
+  SequenceId MakeBelow(const v1::OpenSequenceRequest& opened) {
+    const SequenceId id = registry_->Open(opened)->sequence_id();
     EXPECT_TRUE(store_->Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 2}, false).ok());
     const std::vector<std::byte> page(kUnit);
     for (int i = 0; i < 8; ++i) {
@@ -84,6 +89,12 @@ class SequenceServiceTest : public ::testing::Test {
     v1::HeartbeatResponse response;
     return group_stub_->Heartbeat(&context, request, &response);
   }
+  grpc::Status Open(const v1::OpenSequenceRequest& request) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
+    v1::OpenSequenceResponse response;
+    return sequence_stub_->Open(&context, request, &response);
+  }
   grpc::Status Fork(SequenceId id, int number) {
     grpc::ClientContext context;
     v1::ForkSequenceRequest request;
@@ -100,6 +111,7 @@ class SequenceServiceTest : public ::testing::Test {
   prometheus::Registry metrics_;
   const Access access_{nullptr, metrics_};
   ThreadExecutor bring_ups_{/*max_queued=*/kForks, /*num_threads=*/2};
+  ThreadExecutor opens_{/*max_queued=*/1};
   std::unique_ptr<GroupService> groups_;
   std::unique_ptr<SequenceService> sequences_;
   std::unique_ptr<grpc::Server> server_;
@@ -136,6 +148,62 @@ TEST_F(SequenceServiceTest, HeartbeatsAreAnsweredWhileManyCallsWaitForATierBelow
     EXPECT_TRUE(known) << status.error_message();
   }
   EXPECT_TRUE(forked[0].ok()) << forked[0].error_message();
+}
+
+TEST_F(SequenceServiceTest, WhatNeedsNothingFromBelowIsOpenedWhileAllBringUpsWait) {
+  const SequenceId id = MakeBelow();
+  absl::Notification go_on;
+  absl::BlockingCounter waits(2);
+  disk_->OnGet([&, left = std::make_shared<std::atomic<int>>(2)] {
+    if (left->fetch_sub(1) > 0) waits.DecrementCount();
+    go_on.WaitForNotification();
+  });
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 2; ++i) {
+    clients.emplace_back([&, i] { (void)Fork(id, i); });
+  }
+  waits.Wait();
+  v1::OpenSequenceRequest request = TestOpen("other", epoch_);
+  EXPECT_TRUE(Open(request).ok());
+  // Nor one whose prompt nobody has stored.
+  request.set_request_id("prompt");
+  for (int32_t token = 0; token < 20; ++token) request.mutable_prefix()->add_tokens(500 + token);
+  request.mutable_prefix()->set_max_tokens(19);
+  EXPECT_TRUE(Open(request).ok());
+  go_on.Notify();
+  for (std::thread& client : clients) client.join();
+}
+
+TEST_F(SequenceServiceTest, APromptThatBeginsBelowWaitsWhereItHoldsNobodyElseUp) {
+  v1::OpenSequenceRequest request = TestOpen("other", epoch_);
+  for (int32_t token = 0; token < 20; ++token) request.mutable_prefix()->add_tokens(100 + token);
+  request.mutable_prefix()->set_max_tokens(19);
+  EXPECT_FALSE(registry_->sequences().OpenMayWait(request));
+  v1::OpenSequenceRequest offers = TestOpen("request", epoch_);
+  *offers.mutable_prefix() = request.prefix();
+  const SequenceId id = MakeBelow(offers);
+  EXPECT_TRUE(registry_->sequences().OpenMayWait(request));
+  ASSERT_TRUE(store_->BringUp(id).ok());
+  EXPECT_FALSE(registry_->sequences().OpenMayWait(request));
+}
+
+TEST_F(SequenceServiceTest, AReserveWhoseProcessIsReplacedMeanwhileDoesNotLearnWhereThePagesAre) {
+  const SequenceId id = MakeBelow();
+  PageHandlers handlers(*registry_, *store_, nullptr);
+  v1::ReserveRequest request;
+  request.set_sequence_id(id);
+  request.set_epoch(epoch_);
+  request.set_num_kv_heads(2);
+  request.set_num_pages(2);
+  disk_->OnGet([&, joined = false]() mutable {
+    if (std::exchange(joined, true)) return;
+    registry_->groups().Join(registry_->groups().NewTicket(), TestJoin(0, 1, "second"),
+                             [](const absl::StatusOr<v1::JoinResponse>& again) {
+                               EXPECT_TRUE(again.ok()) << again.status();
+                             });
+  });
+  const auto reserved = handlers.Reserve(request);
+  EXPECT_EQ(reserved.status().code(), absl::StatusCode::kAborted) << reserved.status();
 }
 
 }  // namespace

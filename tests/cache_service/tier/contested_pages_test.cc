@@ -208,6 +208,19 @@ TEST_F(ContestedPagesTest, OneThatIsReplacedTwiceLeavesTwoCopies) {
   EXPECT_EQ(store_->Stats().used_bytes, 0);
 }
 
+TEST_F(ContestedPagesTest, OneThatIsReplacedBeforeItGetsPagesLeavesNothing) {
+  GoBackTo(20);
+  const int64_t used = store_->Stats().used_bytes;
+  GoBackTo(8);
+  EXPECT_EQ(store_->Stats().used_bytes, used);
+  const Reservation third = Reserve();
+  for (int i = 0; i < 12; ++i) EXPECT_NE(third.offsets[i], first_.offsets[i]);
+  EXPECT_NE(third.watermark_offset, first_.watermark_offset);
+  ExpectReads(0, 8, 1);
+  store_->EndContest(1);
+  EXPECT_EQ(store_->Stats().retiring_bytes, 0);
+}
+
 TEST_F(ContestedPagesTest, ARestartOfTheServiceKnowsThem) {
   GoBackTo(20);
   const Reservation second = Reserve();

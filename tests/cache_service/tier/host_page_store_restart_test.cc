@@ -127,6 +127,63 @@ TEST_F(HostPageStoreRestartTest, RowsPromisesAndRoomAreThoseOfBefore) {
   EXPECT_TRUE(state_.Records().empty()) << "an ended sequence leaves records behind";
 }
 
+// As version 1 of the state wrote them: a rank of -1 over all bits above it, and nothing of
+// contested pages.
+TEST_F(HostPageStoreRestartTest, RecordsOfTheFirstVersionOfTheStateAreRead) {
+  ASSERT_TRUE(Open(1).ok());
+  ASSERT_TRUE(Reserve(1, 0, 2).ok());
+  ASSERT_TRUE(WriteTokens(1, 0, 20).ok());
+  ASSERT_EQ(*store_->PrepareShare(1, 16, /*exact=*/true), 16);
+  ASSERT_EQ(*store_->OpenFrom({.sequence = 2,
+                               .fingerprint = 1,
+                               .geometry = kTestGeometry,
+                               .num_ranks = 1,
+                               .max_tokens = 1000},
+                              {.sequence = 1, .tokens = 16}),
+            16);
+  int of_nobody = 0;
+  for (const auto& [key, value] : state_.Records()) {
+    const auto kind = static_cast<StateKind>(key[0]);
+    RecordReader reader(value);
+    RecordWriter writer;
+    if (kind == StateKind::kPage) {
+      for (int i = 0; i < 2; ++i) writer.Add(reader.Next());  // its place, its sums
+      const int64_t flags = reader.Next();
+      const int64_t rank = static_cast<int16_t>(flags >> 16);
+      writer.Add((flags & 0xffff) | rank * (1 << 16));
+      if (rank < 0) ++of_nobody;
+    } else if (kind == StateKind::kPages) {
+      for (int i = 0; i < 11; ++i) writer.Add(reader.Next());  // sizes, where its watermarks are
+      const int64_t ranks = reader.Next();
+      writer.Add(ranks);
+      for (int64_t i = 0; i < ranks * 3; ++i) writer.Add(reader.Next());  // heads
+      for (int set = 0; set < 3; ++set) {
+        const int64_t size = reader.Next();
+        writer.Add(size);
+        for (int64_t i = 0; i < size; ++i) writer.Add(reader.Next());
+      }
+      for (const int64_t value : {0, 5, 6}) writer.Add(value);  // page 5 was given up
+    } else {
+      continue;
+    }
+    ASSERT_TRUE(reader.Finish().ok()) << "it has more than version 1 had";
+    state_.Set(key, writer.Take());
+  }
+  ASSERT_EQ(of_nobody, 4);
+  const PageStoreStats before = store_->Stats();
+  const auto restored = Restart();
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(store_->Stats().used_bytes, before.used_bytes);
+  EXPECT_EQ(store_->Stats().pages, before.pages);
+  EXPECT_EQ(store_->Stats().retiring_bytes, 0);
+  ExpectReads(1, 20);
+  EXPECT_EQ(Reserve(1, 5, 1).code(), absl::StatusCode::kFailedPrecondition);
+  // Nothing is contested: the ranks of both go on in the pages that they have.
+  ASSERT_TRUE(Reserve(1, 0, 2).ok());
+  ASSERT_TRUE(Reserve(2, 0, 1).ok());
+  EXPECT_EQ(store_->Stats().pages, before.pages);
+}
+
 TEST_F(HostPageStoreRestartTest, PagesThatRestDoSoAfterARestartToo) {
   ASSERT_TRUE(Open(1).ok());
   ASSERT_TRUE(Reserve(1, 0, 2).ok());
