@@ -392,10 +392,11 @@ TEST(RestingTest, WhereRanksShareSetsTheSequenceEndsAloneAndRanksStayAlike) {
     SCOPED_TRACE(lost ? "lost" : "late");
     RestingGroup group({.world_size = 2,
                         .query_heads = 4,
-                        .kv_heads = 2,
+                        .kv_heads = 4,
                         .head_dim = 64,
                         .max_recall_wait = absl::Milliseconds(5)});
-    const SequenceOptions options = WaitingSequence(Scope::kLayer, /*plan_interval_steps=*/1);
+    SequenceOptions options = WaitingSequence(Scope::kLayer, /*plan_interval_steps=*/1);
+    options.policy.recall.recall_tokens = 2;
     ASSERT_TRUE(group->OpenAndRunPrompt(1, options, TestTokens(0, 100)).ok());
     SequenceOptions other = options;
     other.policy.recall.wait = false;
@@ -461,6 +462,7 @@ TEST(RestingTest, ItWaitsAgainOnceWhatItGaveUpOnHasCome) {
   RestingHostTier& tier = group.tier(0);
   int64_t steps_with_others = 0;
   for (int64_t seen = 100; seen < 180; ++seen) {
+    tier.Deliver(tier.num_on_their_way());
     tier.bytes_to_rest = kEverything;
     const int64_t given_up = group.recall(0).stats().waits_given_up;
     ASSERT_TRUE(group->Append({{1, TestTokens(0, 1, seen)}}).ok());
