@@ -27,6 +27,7 @@ void AttentionStep::Begin(uint64_t step, std::span<const StepItem> items,
   item_status_.assign(items.size(), absl::OkStatus());
   num_rows_ = num_rows;
   extra_logits_rows_ = 0;
+  picks_wait_left_ = plans_wait_left_ = cache_.options().max_recall_wait;
   for (size_t i = 0; i < items.size(); ++i) {
     ActiveItem& item = items_.emplace_back();
     item.spec = items[i];
@@ -171,7 +172,7 @@ absl::Status AttentionStep::AwaitPicks(int layer, std::span<const AttendItem> at
   HW_RETURN_IF_ERROR(cache_.backend().Synchronize(cache_.stream()));
   for (SequenceRecall* const recall : waiting) recall->AskForMissed(layer);
   // What does not come in time is missed, and counted.
-  for (SequenceRecall* const recall : waiting) (void)recall->AwaitAsked(layer);
+  for (SequenceRecall* const recall : waiting) recall->AwaitAsked(layer, picks_wait_left_);
   return absl::OkStatus();
 }
 
@@ -233,7 +234,7 @@ absl::Status AttentionStep::Finish(int64_t index) {
   ActiveItem& item = items_[index];
   item.sequence->CommitAppend(item.spec.num_tokens, item.slots);
   if (!item.plans()) return absl::OkStatus();
-  return RunPlan(cache_, *item.sequence, exchange_->InputOf(index, item));
+  return RunPlan(cache_, *item.sequence, exchange_->InputOf(index, item), plans_wait_left_);
 }
 
 absl::Status AttentionStep::Undo(ActiveItem& item) {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "worker/backend/backend.h"
 #include "worker/rank/active_item.h"
 #include "worker/rank/attention_rows.h"
@@ -78,7 +79,9 @@ class AttentionStep {
   std::vector<ActiveItem> items_;
   std::vector<absl::Status> item_status_;
   int64_t num_rows_ = 0;
-  int64_t extra_logits_rows_ = 0;  // beyond one for each item
+  int64_t extra_logits_rows_ = 0;   // beyond one for each item
+  absl::Duration picks_wait_left_;  // for pages that rest, of all sequences together
+  absl::Duration plans_wait_left_;  // likewise
 };
 
 }  // namespace heavywater

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "worker/cache/device_bytes.h"
 #include "worker/cache/read_device.h"
@@ -23,18 +24,14 @@ class Eviction {
         num_blocks_(sequence.blocks().num_blocks()),
         num_sets_(sequence.blocks().sets.own_sets),
         used_(sequence.used()),
-        most_used_(*std::max_element(used_.begin(), used_.end())) {}
+        most_used_(*std::max_element(used_.begin(), used_.end())),
+        ranks_share_sets_(HashGroup(cache.options(), sequence.options().policy.scope) > 1) {}
 
-  absl::Status Run(const PlanInput& input) {
+  absl::Status Run(const PlanInput& input, absl::Duration& wait_left) {
     HW_RETURN_IF_ERROR(TakeCandidates(input));
     HW_RETURN_IF_ERROR(Allocate());
-    for (int block = 0; block < num_blocks_; ++block) HW_RETURN_IF_ERROR(Choose(block));
-    HW_RETURN_IF_ERROR(ReadChoice());
-    if (const absl::Status there = AwaitPromoted(); !there.ok()) {
-      // The others have them by now: it cannot go on here.
-      sequence_.Break(there);
-      return absl::OkStatus();
-    }
+    HW_RETURN_IF_ERROR(ChooseAll());
+    if (!AwaitPromoted(wait_left)) HW_RETURN_IF_ERROR(DoWithout());
     for (int block = 0; block < num_blocks_; ++block) {
       for (int set = 0; set < num_sets_; ++set) HW_RETURN_IF_ERROR(HandOver(block, set));
     }
@@ -84,6 +81,11 @@ class Eviction {
     HW_ASSIGN_OR_RETURN(joined_positions_, workspace.CandidatePositions(num_sets_ * stride_));
     HW_ASSIGN_OR_RETURN(joined_scores_, workspace.CandidateScores(num_sets_ * stride_));
     return absl::OkStatus();
+  }
+
+  absl::Status ChooseAll() {
+    for (int block = 0; block < num_blocks_; ++block) HW_RETURN_IF_ERROR(Choose(block));
+    return ReadChoice();
   }
 
   absl::Status Choose(int block) {
@@ -221,16 +223,45 @@ class Eviction {
     return promoted;
   }
 
-  // Pages of theirs that rest come up first, all together.
-  absl::Status AwaitPromoted() {
-    if (num_candidates_ == 0) return absl::OkStatus();
+  // Pages of theirs that rest come up first, all together. False: some are lost, or late.
+  bool AwaitPromoted(absl::Duration& wait_left) {
+    if (num_candidates_ == 0) return true;
     SequenceRecall& recall = *sequence_.recall();
     for (int block = 0; block < num_blocks_; ++block) {
       for (int set = 0; set < num_sets_; ++set) {
         recall.AskForPromoted(block, set, PromotedOf(block, set).positions);
       }
     }
-    return recall.AwaitAsked(/*spared_layer=*/-1);
+    recall.AwaitAsked(/*spared_layer=*/-1, wait_left);
+    for (int block = 0; block < num_blocks_; ++block) {
+      for (int set = 0; set < num_sets_; ++set) {
+        for (const Position position : PromotedOf(block, set).positions) {
+          if (!recall.HasCopies(block, set, position)) return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  // Who shares its sets with no other rank chooses again, among what is there. Else the others
+  // have chosen the same, and have it: the sequence cannot go on here, but takes the same slots,
+  // so that what ranks reduce and report stays alike.
+  absl::Status DoWithout() {
+    if (ranks_share_sets_) {
+      sequence_.Break(absl::UnavailableError(
+          absl::StrCat("sequence ", sequence_.id(),
+                       ": pages that a plan brings up to the device rest below "
+                       "host memory, and are lost or have not come in time (recall_wait)")));
+      return absl::OkStatus();
+    }
+    for (int block = 0; block < num_blocks_; ++block) {
+      for (int set = 0; set < num_sets_; ++set) {
+        std::erase_if(candidates_[IndexOf(block, set)], [&](const PromotionCandidate& candidate) {
+          return !sequence_.recall()->HasCopies(block, set, candidate.position);
+        });
+      }
+    }
+    return ChooseAll();
   }
 
   absl::Status Promote(int block, int set) {
@@ -245,6 +276,7 @@ class Eviction {
   const int num_sets_;
   const std::vector<int64_t> used_;  // [num_blocks] slots of a set
   const int64_t most_used_;
+  const bool ranks_share_sets_;
   std::vector<Candidates> candidates_;     // [num_blocks][num_sets]
   int64_t num_candidates_ = 0;             // the most of them
   int64_t stride_ = 0;                     // the most slots and candidates
@@ -262,8 +294,9 @@ class Eviction {
 
 }  // namespace
 
-absl::Status Evict(RankCache& cache, SequenceCache& sequence, const PlanInput& input) {
-  return Eviction(cache, sequence).Run(input);
+absl::Status Evict(RankCache& cache, SequenceCache& sequence, const PlanInput& input,
+                   absl::Duration& wait_left) {
+  return Eviction(cache, sequence).Run(input, wait_left);
 }
 
 }  // namespace heavywater

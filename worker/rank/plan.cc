@@ -23,7 +23,8 @@ absl::Status AddGains(RankCache& cache, SequenceCache& sequence, const PlanInput
 
 }  // namespace
 
-absl::Status RunPlan(RankCache& cache, SequenceCache& sequence, const PlanInput& input) {
+absl::Status RunPlan(RankCache& cache, SequenceCache& sequence, const PlanInput& input,
+                     absl::Duration& wait_left) {
   const bool evicts = sequence.OverBudget();
   SequenceRecall* recall = sequence.recall();
   if (recall != nullptr) {
@@ -31,7 +32,7 @@ absl::Status RunPlan(RankCache& cache, SequenceCache& sequence, const PlanInput&
         recall->BeginPlan(sequence.queries_since_plan(), sequence.tokens_seen(), evicts));
   }
   if (sequence.budget().uses_scores) HW_RETURN_IF_ERROR(AddGains(cache, sequence, input));
-  if (evicts) HW_RETURN_IF_ERROR(Evict(cache, sequence, input));
+  if (evicts) HW_RETURN_IF_ERROR(Evict(cache, sequence, input, wait_left));
   return sequence.FinishPlan();
 }
 

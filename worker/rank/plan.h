@@ -5,6 +5,7 @@
 #include <span>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "worker/rank/gains_region.h"
 #include "worker/rank/rank_cache.h"
 #include "worker/rank/recall_region.h"
@@ -25,7 +26,8 @@ struct PlanInput {
 
 // Adds the reduced gains to the scores, selects, and hands over the slots of the
 // victims: to the next tokens, and to demoted positions that have received more.
-// Policies without scores only select.
-absl::Status RunPlan(RankCache& cache, SequenceCache& sequence, const PlanInput& input);
+// Policies without scores only select. `wait_left`: as of Evict(), one for all plans of a step.
+absl::Status RunPlan(RankCache& cache, SequenceCache& sequence, const PlanInput& input,
+                     absl::Duration& wait_left);
 
 }  // namespace heavywater

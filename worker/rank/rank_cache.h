@@ -42,8 +42,8 @@ struct RankCacheOptions {
   // Recall lets cold host pages rest where the tier asks for it (HostTier::BytesToRest()); alike
   // on all ranks, and only on backends that can (Backend::CanRest()).
   bool rest_pages = false;
-  // How long a step waits for resting pages at most (RecallOptions::wait), and then its plans: well
-  // below the time that the other ranks wait for this one.
+  // How long a step waits for resting pages at most (RecallOptions::wait), and then its plans, all
+  // its sequences together: well below the time that the other ranks wait for this one.
   absl::Duration max_recall_wait = absl::Seconds(5);
   float attention_scale = 0;  // of the logits; 0: 1 / sqrt(head_dim)
   // Of the model's RoPE, [head_dim / 2] radians a place: who has it may open sequences at

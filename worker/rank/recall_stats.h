@@ -19,8 +19,9 @@ struct RecallStats {
   int64_t pages_rested = 0;   // so far, like the next three
   int64_t pages_asked = 0;
   int64_t pages_returned = 0;
-  int64_t pages_lost = 0;    // of those asked for
-  int64_t missed_picks = 0;  // picks that fell on pages which rested, and were not read
+  int64_t pages_lost = 0;      // of those asked for
+  int64_t missed_picks = 0;    // picks that fell on pages which rested, and were not read
+  int64_t waits_given_up = 0;  // for pages that had not come in time (RecallOptions::wait)
 };
 
 }  // namespace heavywater

@@ -121,8 +121,8 @@ void SequenceCache::FinishPrompt() {
 }
 
 absl::Status SequenceCache::PrepareAppend(Position first_position, int64_t num_tokens) {
-  HW_RETURN_IF_ERROR(broken_);
   if (!prompt_done_) {
+    HW_RETURN_IF_ERROR(broken_);
     return absl::FailedPreconditionError("the prompt has not run to its end");
   }
   if (first_position != tokens_seen_) {
@@ -136,6 +136,7 @@ absl::Status SequenceCache::PrepareAppend(Position first_position, int64_t num_t
   }
   HW_RETURN_IF_ERROR(CheckPlacesLeft(num_tokens));
   HW_RETURN_IF_ERROR(EnsureCapacity(num_tokens));
+  HW_RETURN_IF_ERROR(broken_);
   return host_pages_.Prepare(tokens_seen_, tokens_seen_ + num_tokens);
 }
 
@@ -224,14 +225,14 @@ absl::Status SequenceCache::Promote(int layer, int set, std::span<const Position
   for (size_t i = 0; i < slots.size(); ++i) {
     AddResident(layer, ModelHead(layer, set) + 1, slots[i], positions[i], hash_);
   }
+  recall_->Promote(layer, set, positions);
+  if (!broken_.ok()) return absl::OkStatus();
   const PromoteParams params{.set = set,
                              .slots = slots,
                              .positions = positions,
                              .scores = scores,
                              .host = recall_->HostTable(layer)};
-  HW_RETURN_IF_ERROR(memory_.backend().PromoteSlots(rank_.shape, View(layer), params, stream_));
-  recall_->Promote(layer, set, positions);
-  return absl::OkStatus();
+  return memory_.backend().PromoteSlots(rank_.shape, View(layer), params, stream_);
 }
 
 absl::Status SequenceCache::FinishPlan() {

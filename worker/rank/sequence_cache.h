@@ -85,7 +85,8 @@ class SequenceCache {
 
   // An append in three parts. Checks that `num_tokens` can be appended at
   // `first_position` and makes room for them; tables do not change.
-  // FAILED_PRECONDITION, INVALID_ARGUMENT, OUT_OF_RANGE, RESOURCE_EXHAUSTED.
+  // FAILED_PRECONDITION, INVALID_ARGUMENT, OUT_OF_RANGE, RESOURCE_EXHAUSTED. A sequence that is
+  // broken here has room, too: ranks agree on what they reduce by whether tokens fit.
   absl::Status PrepareAppend(Position first_position, int64_t num_tokens);
   // Slots of one layer for the prepared tokens, [num_sets][num_tokens], its blocks in order.
   void TakeSlots(int layer, int64_t num_tokens, std::vector<int32_t>& slots);
@@ -102,7 +103,8 @@ class SequenceCache {
   absl::Status ReleaseVictims(int block, int set, std::span<const int32_t> victims);
   // Scores of the residents, [num_sets][capacity], in host memory.
   absl::StatusOr<std::vector<int64_t>> ReadScores(int block) const;
-  // Demoted positions get slots of one set again, with these scores.
+  // Demoted positions get slots of one set again, with these scores; those of a sequence that is
+  // broken stay empty, so that slots and hash are as on the other ranks.
   absl::Status Promote(int layer, int set, std::span<const Position> positions,
                        std::span<const int64_t> scores);
   // After every set has released its victims.

@@ -60,6 +60,7 @@ struct SequenceStats {
   int64_t pages_returned = 0;
   int64_t pages_lost = 0;
   int64_t missed_picks = 0;
+  int64_t waits_given_up = 0;
 };
 
 }  // namespace heavywater

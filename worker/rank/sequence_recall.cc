@@ -225,8 +225,7 @@ void SequenceRecall::BeginStep(int64_t num_tokens, bool sample_missing, bool not
   if (sketched() && !step_can_pick_) stats_.mass_missing = 1;  // nothing can be read: say so
   if (!step_can_pick_) return;
   if (rests_) UpdateRest();
-  wait_left_ = rank_.max_recall_wait;
-  gave_up_ = gave_up_ && !rest_.asked().empty();
+  ForgetLate();
   sample_missing = sample_missing || steps_++ % kSampleSteps == 0;
   const RecallOptions& recall = options_.policy.recall;
   const int heads = rank_.shape.num_kv_heads;

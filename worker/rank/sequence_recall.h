@@ -74,15 +74,17 @@ class SequenceRecall {
   // --- Steps that wait for pages that rest --- (sequence_recall_wait.cc)
   // Whether the layer's picks may fall on pages that rest and are to wait for them. Then, before
   // the layer's attention: the same with LookAhead(), which changes nothing, AskForMissed() of
-  // all sequences, and AwaitAsked() of each: until the pages are there, or it is too late.
+  // all sequences, and AwaitAsked() of each: until each page is there or lost, or it is too late.
   bool MayWait(int layer) const;
   const RecallView* LookAhead(int layer);
   void AskForMissed(int layer);
-  // UNAVAILABLE: some have not come in time. `spared_layer`: pages of the others may rest
-  // meanwhile, where room is wanted; -1: none may.
-  absl::Status AwaitAsked(int spared_layer);
-  // A plan has chosen these of TakeReports(): the same for what is copied up.
+  // `spared_layer`: pages of the others may rest meanwhile, where room is wanted; -1: none may.
+  // Takes what it waits from `left`, which all sequences of a step share.
+  void AwaitAsked(int spared_layer, absl::Duration& left);
+  // A plan has chosen these of TakeReports(): the same for what is copied up. Then HasCopies()
+  // says which can be: all the rank's heads of the set have the position in host memory.
   void AskForPromoted(int layer, int set, std::span<const Position> positions);
+  bool HasCopies(int layer, int set, Position position) const;
 
   // The step failed: gains since the last plan are lost.
   void UndoStep();
@@ -165,7 +167,8 @@ class SequenceRecall {
   void FillAbsent(const RecallRegion& region, std::span<int64_t> buffer) const;
   bool MayPromote(int layer, int set, Position position, const RecallRegion& region,
                   std::span<const int64_t> buffer) const;
-  bool waits() const { return rests_ && options_.policy.recall.wait && !gave_up_; }
+  bool waits() const { return rests_ && options_.policy.recall.wait && late_.empty(); }
+  void ForgetLate();
   void Want(const PageId& page, std::vector<PageId>& asks);
   void MarkDemoted(int layer, int set, Position position);
   bool IsDemoted(const Layer& layer, int set, Position position) const;
@@ -197,9 +200,8 @@ class SequenceRecall {
   const bool rests_;                                // pages may rest
   RestingPages rest_;                               // of the first num_pages()
   bool planned_ = false;                            // since the last round
-  bool gave_up_ = false;                            // waiting, until what was asked for has come
-  absl::Duration wait_left_;                        // of this step
   std::vector<PageId> awaited_;
+  std::vector<PageId> late_;  // given up on: no waiting until they have come, or are lost
   RecallView ahead_;
   std::vector<int64_t> missed_ahead_;  // [num_kv_heads][num_pages]
   int64_t steps_since_rest_ = 0;

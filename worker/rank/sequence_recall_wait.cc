@@ -1,7 +1,6 @@
 // Recall's part in steps that wait for pages that rest.
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "worker/rank/sequence_recall.h"
 
@@ -53,30 +52,42 @@ void SequenceRecall::AskForPromoted(int layer, int set, std::span<const Position
   }
   stats_.pages_asked += static_cast<int64_t>(asks.size());
   if (!asks.empty()) host_pages_.Ask(asks);
-  wait_left_ = rank_.max_recall_wait;
 }
 
-absl::Status SequenceRecall::AwaitAsked(int spared_layer) {
-  while (true) {
+bool SequenceRecall::HasCopies(int layer, int set, Position position) const {
+  const int64_t page = position / sketch_.page_tokens;
+  for (int head = 0; head < rank_.shape.num_kv_heads; ++head) {
+    if (num_sets_ > 1 && head != set) continue;
+    if (!HasCopy({layer, head, page})) return false;
+  }
+  return true;
+}
+
+void SequenceRecall::AwaitAsked(int spared_layer, absl::Duration& left) {
+  while (!awaited_.empty()) {
     TakeReturns();
     std::erase_if(awaited_, [this](const PageId& page) {
       return !rest_.MayReturn(page.layer, page.kv_head, page.page);
     });
-    if (awaited_.empty()) return absl::OkStatus();
-    if (wait_left_ <= absl::ZeroDuration() || !host_pages_.readable()) break;
+    if (awaited_.empty()) return;
+    if (left <= absl::ZeroDuration() || !host_pages_.readable()) break;
     const int64_t bytes = spared_layer < 0 ? 0 : host_pages_.BytesToRest();
     if (bytes > 0) LetColdestRest(bytes, spared_layer);
     const absl::Time begin = absl::Now();
-    host_pages_.AwaitAsked(wait_left_);
+    host_pages_.AwaitAsked(left);
     // At least a little: a tier that does not wait must not be asked for ever.
-    wait_left_ -= std::max(absl::Now() - begin, absl::Milliseconds(1));
+    left -= std::max(absl::Now() - begin, absl::Milliseconds(1));
   }
-  gave_up_ = true;
-  const size_t late = awaited_.size();
+  if (awaited_.empty()) return;
+  ++stats_.waits_given_up;
+  late_.insert(late_.end(), awaited_.begin(), awaited_.end());
   awaited_.clear();
-  return absl::UnavailableError(
-      absl::StrCat(late, " pages that rest below host memory have not come up within ",
-                   absl::FormatDuration(rank_.max_recall_wait), " (recall_wait)"));
+}
+
+void SequenceRecall::ForgetLate() {
+  std::erase_if(late_, [this](const PageId& page) {
+    return !rest_.MayReturn(page.layer, page.kv_head, page.page);
+  });
 }
 
 }  // namespace heavywater

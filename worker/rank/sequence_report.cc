@@ -37,6 +37,7 @@ void AddRecallStats(const RecallStats& recall, SequenceStats& stats) {
   stats.pages_returned = recall.pages_returned;
   stats.pages_lost = recall.pages_lost;
   stats.missed_picks = recall.missed_picks;
+  stats.waits_given_up = recall.waits_given_up;
 }
 
 }  // namespace

@@ -99,6 +99,8 @@ WorkerMetrics::WorkerMetrics(std::shared_ptr<prometheus::Registry> registry)
       missed_picks_(Counter(*registry_, "heavywater_recall_missed_total",
                             "Demoted positions that queries picked while their page rested, and "
                             "did not read; beside heavywater_recall_reads_total")),
+      waits_given_up_(Counter(*registry_, "heavywater_recall_waits_given_up_total",
+                              "Waits of recall_wait that ended before the pages were there")),
       mass_missing_(Gauge(*registry_, "heavywater_attention_mass_missing_ratio",
                           "Estimated share of attention that demoted positions would have had "
                           "which were not picked; mean over running sequences with recall")),
@@ -174,7 +176,7 @@ void WorkerMetrics::UpdateTokens(const RankCache& cache) {
             stats->recall_reads,   stats->promoted,
             stats->pages_rested,   stats->pages_asked,
             stats->pages_returned, stats->pages_lost,
-            stats->missed_picks};
+            stats->missed_picks,   stats->waits_given_up};
     plans_.Increment(static_cast<double>(next.plans - last.plans));
     evictions_.Increment(static_cast<double>(next.evicted - last.evicted));
     recall_reads_.Increment(static_cast<double>(next.recall_reads - last.recall_reads));
@@ -184,6 +186,7 @@ void WorkerMetrics::UpdateTokens(const RankCache& cache) {
     pages_returned_.Increment(static_cast<double>(next.pages_returned - last.pages_returned));
     pages_lost_.Increment(static_cast<double>(next.pages_lost - last.pages_lost));
     missed_picks_.Increment(static_cast<double>(next.missed_picks - last.missed_picks));
+    waits_given_up_.Increment(static_cast<double>(next.waits_given_up - last.waits_given_up));
     sum.pages_resting += stats->pages_resting;
     if (stats->recall_queries == 0) continue;
     ++recalling;

@@ -49,6 +49,7 @@ class WorkerMetrics {
     int64_t pages_returned = 0;
     int64_t pages_lost = 0;
     int64_t missed_picks = 0;
+    int64_t waits_given_up = 0;
   };
   void UpdateTokens(const RankCache& cache);
   void UpdatePhases();
@@ -77,6 +78,7 @@ class WorkerMetrics {
   prometheus::Counter& pages_returned_;
   prometheus::Counter& pages_lost_;
   prometheus::Counter& missed_picks_;
+  prometheus::Counter& waits_given_up_;
   prometheus::Gauge& mass_missing_;
   prometheus::Counter& group_failures_;
   prometheus::Counter& restored_;

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cache_service/tier/local_host_tier.h"
 
 namespace heavywater {
@@ -25,10 +27,14 @@ class RestingHostTier final : public HostTier {
   // How many of the asked pages come while the rank waits for them, in each wait.
   int64_t comes_awaited = 0;
   int64_t num_waits = 0;
+  // Whether a wait for which nothing comes takes the time that it may; and how long they took.
+  bool takes_time = false;
+  absl::Duration waited;
 
   // Up to so many of the asked pages come back, the first ones first.
   void Deliver(int64_t max);
   int64_t num_resting() const { return static_cast<int64_t>(below_.size()); }
+  int64_t num_on_their_way() const { return static_cast<int64_t>(asked_.size()); }
 
   absl::Status OpenSequence(SequenceId sequence, const PageGeometry& geometry,
                             HeadRange heads) override {
@@ -49,6 +55,9 @@ class RestingHostTier final : public HostTier {
   void AwaitAsked(SequenceId sequence, absl::Duration max) override {
     ++num_waits;
     Deliver(comes_awaited);
+    if (!takes_time || comes_awaited > 0) return;
+    absl::SleepFor(max);
+    waited += max;
   }
   std::vector<PageId> TakeGone(SequenceId sequence) override;
   bool IsLost(SequenceId sequence) const override { return local_.IsLost(sequence); }

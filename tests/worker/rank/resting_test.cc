@@ -1,4 +1,6 @@
 // Recall while host pages rest: equal to the plain reference over what was present.
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <random>
 #include <string>
@@ -313,6 +315,165 @@ TEST(RestingTest, WhatDoesNotComeInTimeIsMissedAndTheStepGoesOn) {
   EXPECT_GT(group.tier(0).num_waits, 0);
   // It does not wait again before what it has asked for is there.
   EXPECT_LE(group.tier(0).num_waits, 10);
+}
+
+SequenceOptions WaitingSequence(Scope scope, int64_t plan_interval_steps) {
+  SequenceOptions options = RecallSequence(100);
+  options.policy.scope = scope;
+  options.policy.plan_interval_steps = plan_interval_steps;
+  options.policy.recall.wait = true;
+  return options;
+}
+
+// What a plan would promote does not come, though picks' pages do: it is lost, or late.
+class PlanWithoutItsPages {
+ public:
+  PlanWithoutItsPages(RestingGroup& group, int rank, bool lost)
+      : group_(group), rank_(rank), lost_(lost) {
+    Deliver();
+    // Between the layers and the plans.
+    group_->tamper = [this](std::vector<DeviceSpan<int64_t>>&) { Withhold(); };
+  }
+  void Deliver() {
+    for (int rank = 0; rank < group_->world_size(); ++rank) {
+      group_.tier(rank).comes_awaited = 1000;
+      group_.tier(rank).Deliver(1000);
+    }
+    group_.tier(rank_).loses = {};
+  }
+
+ private:
+  void Withhold() {
+    group_.tier(rank_).comes_awaited = 0;
+    for (int64_t page = 0; lost_ && page < 20; ++page) group_.tier(rank_).loses.insert(page);
+  }
+
+  RestingGroup& group_;
+  const int rank_;
+  const bool lost_;
+};
+
+TEST(RestingTest, AloneARankPlansWithoutWhatIsLostOrLate) {
+  for (const bool lost : {false, true}) {
+    for (const Scope scope : {Scope::kLayer, Scope::kKvHead}) {
+      SCOPED_TRACE(std::string(ScopeName(scope)) + (lost ? " lost" : " late"));
+      const int world_size = scope == Scope::kLayer ? 1 : 2;
+      RestingGroup group({.world_size = world_size,
+                          .query_heads = 4,
+                          .kv_heads = 4,
+                          .head_dim = 64,
+                          .max_recall_wait = absl::Milliseconds(5)});
+      const SequenceOptions options = WaitingSequence(scope, /*plan_interval_steps=*/2);
+      ASSERT_TRUE(group->OpenAndRunPrompt(1, options, TestTokens(0, 100)).ok());
+      PlanWithoutItsPages plans(group, world_size - 1, lost);
+      SequenceRecall& recall = group.recall(world_size - 1);
+      for (int64_t seen = 100; seen < 180;) {
+        plans.Deliver();
+        for (int rank = 0; rank < world_size; ++rank) {
+          group.tier(rank).bytes_to_rest = seen % 3 == 0 ? kEverything : 0;
+        }
+        const std::vector<int32_t> tokens = TestTokens(0, seen % 4 == 0 ? 5 : 1, seen);
+        const absl::Status status = group->Append({{1, tokens}});
+        ASSERT_TRUE(status.ok()) << status << " at " << seen;
+        seen += static_cast<int64_t>(tokens.size());
+        for (const float value :
+             group->Attention(0, tokens.back(), static_cast<Position>(seen - 1))) {
+          ASSERT_TRUE(std::isfinite(value)) << "at " << seen;
+        }
+      }
+      EXPECT_GT(lost ? recall.stats().pages_lost : recall.stats().waits_given_up, 0);
+      EXPECT_GT(recall.stats().promoted, 0);
+    }
+  }
+}
+
+TEST(RestingTest, WhereRanksShareSetsTheSequenceEndsAloneAndRanksStayAlike) {
+  for (const bool lost : {false, true}) {
+    SCOPED_TRACE(lost ? "lost" : "late");
+    RestingGroup group({.world_size = 2,
+                        .query_heads = 4,
+                        .kv_heads = 4,
+                        .head_dim = 64,
+                        .max_recall_wait = absl::Milliseconds(5)});
+    SequenceOptions options = WaitingSequence(Scope::kLayer, /*plan_interval_steps=*/1);
+    options.policy.recall.recall_tokens = 2;
+    ASSERT_TRUE(group->OpenAndRunPrompt(1, options, TestTokens(0, 100)).ok());
+    SequenceOptions other = options;
+    other.policy.recall.wait = false;
+    ASSERT_TRUE(group->OpenAndRunPrompt(2, other, TestTokens(0, 100)).ok());
+    PlanWithoutItsPages plans(group, /*rank=*/1, lost);
+    int64_t ended_at = 0;
+    for (int64_t step = 0, seen = 100; seen < 180; ++step) {
+      plans.Deliver();
+      for (int rank = 0; rank < 2; ++rank) {
+        group.tier(rank).bytes_to_rest = step % 3 == 0 ? kEverything : 0;
+      }
+      const std::vector<int32_t> tokens = TestTokens(0, step % 4 == 0 ? 5 : 2, seen);
+      std::vector<TestAppend> appends = {{2, tokens}};
+      if (ended_at == 0) appends.push_back({1, tokens});
+      ASSERT_TRUE(group->RunStep(group->Describe(appends)).ok()) << "at " << seen;
+      for (int rank = 0; rank < 2; ++rank) {
+        ASSERT_TRUE(group->step(rank).item_status()[0].ok()) << "at " << seen;
+        if (ended_at > 0) continue;
+        const auto report = group->cache(rank).Report(1, /*with_sets=*/false);
+        ASSERT_TRUE(report.ok());
+        ASSERT_EQ(report->hash, group->cache(0).Report(1, /*with_sets=*/false)->hash);
+      }
+      const absl::Status own = ended_at == 0 ? group->step(0).item_status()[1] : absl::OkStatus();
+      if (!own.ok()) {
+        ended_at = seen;
+        EXPECT_TRUE(absl::IsUnavailable(own)) << own;
+        EXPECT_TRUE(absl::IsUnavailable(group->step(1).item_status()[1]));
+      }
+      seen += static_cast<int64_t>(tokens.size());
+    }
+    EXPECT_GT(ended_at, 0);
+  }
+}
+
+TEST(RestingTest, AllSequencesOfAStepWaitNoLongerTogetherThanOne) {
+  constexpr absl::Duration kBound = absl::Milliseconds(10);
+  RestingGroup group({.query_heads = 4, .kv_heads = 2, .head_dim = 64, .max_recall_wait = kBound});
+  std::vector<SequenceId> ids = {1, 2, 3, 4};
+  for (const SequenceId id : ids) {
+    const SequenceOptions options = WaitingSequence(Scope::kLayer, /*plan_interval_steps=*/4);
+    ASSERT_TRUE(group->OpenAndRunPrompt(id, options, TestTokens(0, 100)).ok());
+  }
+  group.tier(0).takes_time = true;
+  absl::Duration most;
+  for (int64_t seen = 100; seen < 130; ++seen) {
+    group.tier(0).bytes_to_rest = kEverything;
+    group.tier(0).waited = absl::ZeroDuration();
+    std::vector<TestAppend> appends;
+    for (const SequenceId id : ids) appends.push_back({id, TestTokens(0, 1, seen)});
+    ASSERT_TRUE(group->Append(appends).ok());
+    most = std::max(most, group.tier(0).waited);
+    group.tier(0).Deliver(1000);  // so that they wait again
+  }
+  EXPECT_GE(most, kBound);
+  EXPECT_LE(most, 2 * kBound) << "once for picks, once for plans";
+}
+
+TEST(RestingTest, ItWaitsAgainOnceWhatItGaveUpOnHasCome) {
+  RestingGroup group(
+      {.query_heads = 4, .kv_heads = 2, .head_dim = 64, .max_recall_wait = absl::Milliseconds(5)});
+  const SequenceOptions options = WaitingSequence(Scope::kLayer, /*plan_interval_steps=*/4);
+  ASSERT_TRUE(group->OpenAndRunPrompt(1, options, TestTokens(0, 100)).ok());
+  RestingHostTier& tier = group.tier(0);
+  int64_t steps_with_others = 0;
+  for (int64_t seen = 100; seen < 180; ++seen) {
+    tier.Deliver(tier.num_on_their_way());
+    tier.bytes_to_rest = kEverything;
+    const int64_t given_up = group.recall(0).stats().waits_given_up;
+    ASSERT_TRUE(group->Append({{1, TestTokens(0, 1, seen)}}).ok());
+    if (group.recall(0).stats().waits_given_up == given_up) continue;
+    // What this step has given up on comes; what the next one asks for does not.
+    tier.Deliver(tier.num_on_their_way());
+    const int64_t waits = tier.num_waits;
+    ASSERT_TRUE(group->Append({{1, TestTokens(0, 1, ++seen)}}).ok());
+    if (tier.num_waits > waits) ++steps_with_others;
+  }
+  EXPECT_GT(steps_with_others, 5);
 }
 
 TEST(RestingTest, NothingIsWaitedForWhereNothingRests) {
