@@ -16,6 +16,8 @@ from heavywater.local import LocalServers
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build/release"
+# What these tests run from must not count as installed where they install.
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 ENGINE = """
@@ -70,9 +72,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The versions that all other tests run with.
     pins = ROOT / "deploy/local/requirements.txt"
     install = [str(folder / "bin/pip"), "install", "--disable-pip-version-check", "-q", "-c", str(pins), str(wheel)]
-    # What these tests run from must not count as installed there.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    done = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False, env=CLEAN)
     assert done.returncode == 0, done.stderr
     return folder / "bin/python"
 
@@ -194,7 +194,8 @@ def test_an_editable_install_is_the_sources_as_they_become_and_pythonpath_goes_b
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=120)
     python = environment / "bin/python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "-q"]
-    subprocess.run([*pip, "--no-deps", str(build("build_editable", sources, tmp_path))], check=True, timeout=120)
+    wheel = build("build_editable", sources, tmp_path)
+    subprocess.run([*pip, "--no-deps", str(wheel)], check=True, timeout=120, env=CLEAN)
     assert (sources / "heavywater/v1/generation_pb2_grpc.py").exists()
 
     # Nothing that the package imports is there: it has to be an empty one.
