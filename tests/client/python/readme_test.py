@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import heavywater
@@ -104,13 +105,13 @@ def test_building_the_python_package_compiles_the_protos_there_and_not_into_the_
     sources = ROOT / "client/python/heavywater/v1"
     before = {file: file.stat().st_mtime_ns for file in sources.glob("*_pb2*")}
     done = subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)],
+        [sys.executable, "-c", "import sys, build_backend; build_backend.build_wheel(sys.argv[1])", str(tmp_path)],
         cwd=ROOT / "client/python",
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "heavywater/v1/generation_pb2_grpc.py").exists()
-    assert (tmp_path / "heavywater/client.py").exists()
+    (wheel,) = tmp_path.glob("*.whl")
+    assert {"heavywater/v1/generation_pb2_grpc.py", "heavywater/client.py"} <= set(zipfile.ZipFile(wheel).namelist())
     assert {file: file.stat().st_mtime_ns for file in sources.glob("*_pb2*")} == before

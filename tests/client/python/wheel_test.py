@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from heavywater.local import LocalServers
 
 ROOT = Path(__file__).resolve().parents[3]
+BUILD = ROOT / "build/release"
+# What these tests run from must not count as installed where they install.
+CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 ENGINE = """
@@ -36,30 +39,40 @@ print("attended with", __import__("heavywater._engine")._engine.__file__)
 """
 
 
+def steps_to_build() -> int:
+    """What is not built yet, of all targets."""
+    ninja = subprocess.run(["ninja", "-C", str(BUILD), "-n"], capture_output=True, text=True, timeout=60, check=True)
+    return len(re.findall(r"^\[\d+/\d+\]", ninja.stdout, re.MULTILINE))
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    engine = importlib.util.find_spec("heavywater._engine")
-    if engine is None or engine.origin is None:
+def steps_before() -> int:
+    if not (BUILD / "build.ninja").exists():
+        pytest.skip(f"{BUILD} is not there: run deploy/local/setup")
+    return steps_to_build()
+
+
+@pytest.fixture(scope="module")
+def wheel(steps_before: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if importlib.util.find_spec("heavywater._engine") is None:
         pytest.skip("heavywater._engine is not built: run deploy/local/setup")
     pytest.importorskip("auditwheel", reason="auditwheel is missing: deploy/local/setup installs it")
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, str(ROOT / "deploy/local/pack_wheel.py"), engine.origin, str(folder)]
+    command = [sys.executable, str(ROOT / "deploy/local/pack_wheel.py"), str(BUILD), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())
 
 
 @pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment that has the wheel, what it asks for, and nothing else."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
     # The versions that all other tests run with.
     pins = ROOT / "deploy/local/requirements.txt"
     install = [str(folder / "bin/pip"), "install", "--disable-pip-version-check", "-q", "-c", str(pins), str(wheel)]
-    # What these tests run from must not count as installed there.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False, env=environment)
+    done = subprocess.run(install, capture_output=True, text=True, timeout=600, check=False, env=CLEAN)
     assert done.returncode == 0, done.stderr
     return folder / "bin/python"
 
@@ -138,14 +151,62 @@ def test_where_there_are_no_servers_the_command_says_how_to_get_them(python: Pat
     assert "HEAVYWATER_ADDRESS" in done.stderr
 
 
-def test_without_a_module_the_wheel_has_no_compiled_code(tmp_path: Path) -> None:
-    sys.path.insert(0, str(ROOT / "deploy/local"))
-    try:
-        from pack_wheel import copy_sources
-    finally:
-        sys.path.pop(0)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
-    subprocess.run([*command, str(copy_sources(tmp_path))], check=True, timeout=300, env={"PATH": "/usr/bin:/bin"})
-    (wheel,) = tmp_path.glob("*.whl")
+def test_making_it_leaves_the_build_folder_as_it_was(wheel: Path, steps_before: int) -> None:
+    assert steps_to_build() <= steps_before
+
+
+def pip_wheel(source: Path, folder: Path) -> Path:
+    """By pip alone, where there is nothing on PATH: no compiler, no CMake."""
+    options = ["-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(source)]
+    subprocess.run(command, check=True, timeout=300, env={"PATH": str(folder)})
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def build(hook: str, sources: Path, folder: Path) -> Path:
+    """What a hook of the package's build backend makes."""
+    code = f"import sys, build_backend; print(build_backend.{hook}(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=sources, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.splitlines()[-1]
+
+
+def test_pip_alone_makes_a_wheel_without_compiled_code(tmp_path: Path) -> None:
+    wheel = pip_wheel(ROOT / "client/python", tmp_path)
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist())
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"heavywater/client.py", "heavywater/py.typed", "heavywater/v1/generation_pb2_grpc.py"} <= set(names)
+    assert not any(name.endswith(".so") for name in names)
+
+
+def test_a_source_distribution_has_the_protos_compiled(tmp_path: Path) -> None:
+    names = zipfile.ZipFile(pip_wheel(build("build_sdist", ROOT / "client/python", tmp_path), tmp_path)).namelist()
+    assert {"heavywater/client.py", "heavywater/py.typed", "heavywater/v1/generation_pb2_grpc.py"} <= set(names)
+
+
+def test_an_editable_install_is_the_sources_as_they_become_and_pythonpath_goes_before(tmp_path: Path) -> None:
+    sources, other, environment = tmp_path / "client/python", tmp_path / "other", tmp_path / "environment"
+    ignored = shutil.ignore_patterns("_engine*.so", "v1", "__pycache__")
+    shutil.copytree(ROOT / "client/python", sources, ignore=ignored)
+    shutil.copytree(ROOT / "proto", tmp_path / "proto")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=120)
+    python = environment / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "-q"]
+    wheel = build("build_editable", sources, tmp_path)
+    subprocess.run([*pip, "--no-deps", str(wheel)], check=True, timeout=120, env=CLEAN)
+    assert (sources / "heavywater/v1/generation_pb2_grpc.py").exists()
+
+    # Nothing that the package imports is there: it has to be an empty one.
+    for folder in (sources, other):
+        (folder / "heavywater").mkdir(parents=True, exist_ok=True)
+        (folder / "heavywater/__init__.py").write_text("")
+    (sources / "heavywater/_engine.so").touch()
+    (sources / "heavywater/new").mkdir()
+    (sources / "heavywater/new/file.py").write_text("print(__file__)")
+    assert str(sources) in run(python, "import heavywater.new.file", tmp_path)
+    find = "import importlib.util; print(importlib.util.find_spec('heavywater{}').origin)"
+    assert run(python, find.format("._engine"), tmp_path).strip() == str(sources / "heavywater/_engine.so")
+    found = run(python, find.format(""), tmp_path, PYTHONPATH=str(other)).strip()
+    assert found == str(other / "heavywater/__init__.py")
