@@ -27,6 +27,8 @@ def run(*command: str) -> None:
 def pack(build: Path, folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as temporary:
         bare, repaired = Path(temporary) / "bare", Path(temporary) / "repaired"
+        # Where another environment's scikit-build-core made it, the folder would be configured afresh.
+        (build / ".skbuild-info.json").unlink(missing_ok=True)
         settings = ["--config-settings=wheel.cmake=true", f"--config-settings=build-dir={build.resolve()}"]
         options = ["--disable-pip-version-check", "--no-deps", "--no-build-isolation", *settings]
         run("pip", "wheel", *options, "-w", str(bare), str(ROOT / "client/python"))
