@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,20 +12,29 @@ from heavywater import Client
 from test_lost_node import LEASE_MS, Site, _wait_until_told, site  # noqa: F401 (a fixture)
 from test_turns import BOUNDED, OFTEN, RECALL, Conversation
 
-FAILOVER_MS = 1000
+FAILOVER_MS = 4000
+LONG_FAILOVER_MS = 20000
 SHORT = 40
-LONG = 300  # still running when the group moves
+LONG = 500  # still running when the group moves
+LONGER = 900  # when it would, if there were where to
 
 
-def _group(folder: Path, ranks: int, services: list[Cluster]) -> Cluster:
+def _group(folder: Path, ranks: int, services: list[Cluster], failover_ms: int = FAILOVER_MS) -> Cluster:
     addresses = ",".join(service.cache_address for service in services)
-    flags = {**OFTEN, "cache_address": addresses, "cache_failover_ms": FAILOVER_MS}
+    flags = {**OFTEN, "cache_address": addresses, "cache_failover_ms": failover_ms}
     return Cluster(folder, ranks, cache=None, worker=flags)
 
 
 def _kill(service: Cluster) -> None:
     assert service.cache is not None
     service.cache.kill()
+
+
+def _wait_for_log(group: Cluster, text: str) -> None:
+    deadline = time.monotonic() + 30
+    while text not in group.workers[0].log.read_text():
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=takes_long), 3])
@@ -64,9 +74,10 @@ def test_a_running_text_and_new_ones_go_on_at_the_next_cache_service(
 def test_a_short_outage_moves_nobody(folder: Path, long_prompt: list[int]) -> None:
     with ExitStack() as stack:
         first, second = (stack.enter_context(cluster(folder / name, 0)) for name in ("a", "b"))
-        group = _group(folder / "group", 1, [first, second])
+        group = _group(folder / "group", 1, [first, second], LONG_FAILOVER_MS)
         stack.callback(group.close)
         _kill(first)
+        _wait_for_log(group, "cache service does not answer")
         first.restart_cache()
         with Client(worker=group.worker_address, cache=first.cache_address) as client:
 
@@ -77,6 +88,25 @@ def test_a_short_outage_moves_nobody(folder: Path, long_prompt: list[int]) -> No
             assert len(until_available(text)) == 4
             assert list(client.list()), "they are known to the first one"
         assert "another cache service" not in group.workers[0].log.read_text()
+
+
+def test_where_no_service_answers_a_running_text_goes_on_as_it_is(folder: Path, long_prompt: list[int]) -> None:
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(cluster(folder / name, 0)) for name in ("a", "b"))
+        group = _group(folder / "group", 1, [first, second], failover_ms=1000)
+        stack.callback(group.close)
+        client = stack.enter_context(Client(worker=group.worker_address))
+        tokens = iter(client.generate(long_prompt[:100], max_new_tokens=LONGER, ignore_eos=True, policy=RECALL))
+        said = [next(tokens).token]
+        _kill(first)
+        _kill(second)
+        _wait_for_log(group, "cache service does not answer")
+        silent_since = time.monotonic()
+        said += [token.token for token in tokens]
+        assert len(said) == LONGER
+        assert time.monotonic() - silent_since > 2, "longer than the fail-over waits"
+        assert "ends its formation" not in group.workers[0].log.read_text()
+        assert "the group goes on" not in group.workers[0].log.read_text()
 
 
 def test_a_suspended_conversation_goes_on_with_its_group_from_its_copy(

@@ -20,6 +20,7 @@ constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);
 constexpr absl::Duration kRejoinTimeout = absl::Seconds(1);
 // Of a look at another service.
 constexpr absl::Duration kLookTimeout = absl::Seconds(2);
+constexpr absl::Duration kConnectTimeout = absl::Seconds(1);
 
 std::shared_ptr<grpc::Channel> ChannelOf(const CacheAddress& service) {
   if (service.channel != nullptr) return service.channel;
@@ -253,6 +254,7 @@ void CacheLink::Run() {
     }
     answered = up();
     if (answered) backoff.Reset();
+    LookForAnother();
     MutexLock lock(&mutex_);
     delay = answered ? interval_ : backoff.Next();
   }
@@ -341,7 +343,24 @@ void CacheLink::Note(const absl::Status& status) {
 
 bool CacheLink::lost() const {
   MutexLock lock(&mutex_);
-  return choice_.HomeIsLost(absl::Now());
+  return another_answers_ && choice_.HomeIsLost(absl::Now());
+}
+
+void CacheLink::LookForAnother() {
+  std::vector<int> others;
+  {
+    MutexLock lock(&mutex_);
+    another_answers_ = false;
+    if (choice_.HomeIsLost(absl::Now())) others = choice_.Others();
+  }
+  for (const int other : others) {
+    if (stop_->stopped()) return;
+    grpc::Channel& channel = *services_[static_cast<size_t>(other)]->channel;
+    if (!channel.WaitForConnected(absl::ToChronoTime(absl::Now() + kConnectTimeout))) continue;
+    MutexLock lock(&mutex_);
+    another_answers_ = true;
+    return;
+  }
 }
 
 void CacheLink::AddSequence(SequenceId sequence, absl::Time renewed) {

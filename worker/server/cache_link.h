@@ -87,7 +87,8 @@ class CacheLink {
   std::vector<std::string> addresses() const;  // by rank
   // The last call to the service was answered.
   bool up() const;
-  // None has been for so long that the group is to join again, which leads it to another service.
+  // None has been for long, and another service can be reached: the group is to join again, which
+  // leads it there. Where none can be reached, running sequences go on as they are.
   bool lost() const;
   // Every caller of the service says how its call ended.
   void Note(const absl::Status& status);
@@ -128,6 +129,8 @@ class CacheLink {
   void StopHeartbeats();
   void Run();
   absl::Status Heartbeat();
+  // Where home is lost, looks whether another service can be reached.
+  void LookForAnother();
 
   struct Listed {
     int count = 0;  // how often added
@@ -147,6 +150,7 @@ class CacheLink {
   std::vector<std::string> addresses_ ABSL_GUARDED_BY(mutex_);
   absl::Duration interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
   bool up_ ABSL_GUARDED_BY(mutex_) = false;
+  bool another_answers_ ABSL_GUARDED_BY(mutex_) = false;  // while home is lost
   std::string waiting_for_ ABSL_GUARDED_BY(mutex_);
   HostPressureNews pressure_ ABSL_GUARDED_BY(mutex_);
   grpc::ClientContext* joining_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the call under way

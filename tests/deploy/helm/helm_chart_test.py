@@ -174,14 +174,22 @@ def test_each_group_has_a_cache_service_where_asked() -> None:
             assert {"name": "GROUP_INDEX", "value": str(group)} in container(template)["env"]
 
 
-def test_a_group_goes_on_to_the_next_cache_service_when_its_own_is_lost() -> None:
+def test_a_group_goes_on_to_the_next_cache_service_when_its_own_is_lost_and_they_share_what_they_know() -> None:
+    shared = {"etcd_endpoints": "etcd:2379", "redis_address": "redis:6379"}
+    egress = {"extraEgress": [{"ports": [{"port": port, "protocol": "TCP"} for port in (2379, 6379)]}]}
     for workload in ("StatefulSet", "LeaderWorkerSet"):
-        manifests = render({"cache": {"perGroup": True}, "worker": {"groups": 3, "workload": workload}})
-        templates = pod_templates(manifests)
-        for group, order in ((0, "12"), (1, "20"), (2, "01")):
-            addresses = args(templates[f"hw-heavywater-worker-{group}"])["cache_address"].split(",")
-            domain = ".hw-heavywater-cache.inference.svc.cluster.local:7700"
-            assert addresses == [f"hw-heavywater-cache-{index}{domain}" for index in ["$(GROUP_INDEX)", *order]]
+        for stores, orders in (
+            (shared, ("12", "23", "34", "40", "01")),
+            ({"etcd_endpoints": "etcd:2379"}, ("",) * 5),
+            ({}, ("",) * 5),
+        ):
+            cache = {"perGroup": True, "config": stores}
+            worker = {"groups": 5, "workload": workload}
+            templates = pod_templates(render({"cache": cache, "worker": worker, "networkPolicy": egress}))
+            for group, order in enumerate(orders):
+                addresses = args(templates[f"hw-heavywater-worker-{group}"])["cache_address"].split(",")
+                domain = ".hw-heavywater-cache.inference.svc.cluster.local:7700"
+                assert addresses == [f"hw-heavywater-cache-{index}{domain}" for index in ["$(GROUP_INDEX)", *order]]
 
 
 def test_passwords_and_certificates_of_redis_and_etcd_come_as_secrets_to_the_cache_service_alone() -> None:

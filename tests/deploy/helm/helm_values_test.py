@@ -49,6 +49,13 @@ WRONG: list[tuple[Manifest, list[str]]] = [
     ({"cache": {"redis": {"secretName": "s"}}}, ["cache.redis.secretName", "redis_address is empty"]),
     (_stores(redis={"secretName": "s", "tls": False}), ["to redis:6379 in plaintext", "want cache.redis.tls true"]),
     (
+        {
+            "cache": {"config": {"redis_address": "redis:6379", "redis_password_file": "/x"}},
+            "networkPolicy": {"extraEgress": [{}]},
+        },
+        ["redis has no TLS", "want cache.config.redis_ca_file"],
+    ),
+    (
         _stores(etcd={"secretName": "s", "tls": False, "clientCertificate": True}),
         ["cache.etcd.clientCertificate is true", "want cache.etcd.tls true"],
     ),

@@ -21,6 +21,11 @@
 {{- range $store, $field := $addresses -}}
 {{- $part := index $.Values.cache $store -}}
 {{- $address := index $.Values.cache.config $field | default "" -}}
+{{- $password := index $.Values.cache.config (printf "%s_password_file" $store) -}}
+{{- $authority := index $.Values.cache.config (printf "%s_ca_file" $store) -}}
+{{- if and $password (not $authority) (not (and $part.secretName $part.tls)) -}}
+{{- fail (printf "cache.config.%s_password_file is %q and %s has no TLS: the password would go to %s in plaintext, want cache.config.%s_ca_file, or the secret of cache.%s" $store $password $store $address $store $store) -}}
+{{- end -}}
 {{- if and $part.secretName (not $address) -}}
 {{- fail (printf "cache.%s.secretName is %q and cache.config.%s is empty, want that, too" $store $part.secretName $field) -}}
 {{- end -}}

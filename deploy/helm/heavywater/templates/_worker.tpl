@@ -25,15 +25,17 @@ affinity:
 {{- end }}
 {{- end }}
 
-{{/* The group's own cache service, then the others: where it goes when its own is lost. In one
-     order for all ranks of the group, in which the groups of a lost one spread out. */}}
+{{/* The group's own cache service; where they share etcd and a Redis, so that a group finds its
+     sequences there, also the next two: where it goes when its own is lost. In one order for all
+     ranks of the group, in which the groups of a lost one spread out. */}}
 {{- define "hw.cacheAddresses" -}}
 {{- $cache := printf "%s-cache" (include "hw.fullname" .root) -}}
 {{- $domain := printf "%s.%s.svc.%s:7700" $cache .root.Release.Namespace .root.Values.clusterDomain -}}
 {{- if .root.Values.cache.perGroup -}}
 {{- $groups := int .root.Values.worker.groups -}}
 {{- $addresses := list (printf "%s-$(GROUP_INDEX).%s" $cache $domain) -}}
-{{- range $step := untilStep 1 $groups 1 -}}
+{{- $shared := and .root.Values.cache.config.etcd_endpoints .root.Values.cache.config.redis_address -}}
+{{- range $step := untilStep 1 (ternary (min 3 $groups) 1 (not (empty $shared)) | int) 1 -}}
 {{- $addresses = append $addresses (printf "%s-%d.%s" $cache (mod (add (int $.group) $step) $groups) $domain) -}}
 {{- end -}}
 {{- join "," $addresses -}}
