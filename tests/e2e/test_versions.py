@@ -22,6 +22,7 @@ PREVIOUS = Path(os.environ.get("HEAVYWATER_PREVIOUS_BIN", ""))
 BUILDS = {"previous": PREVIOUS, "this": BIN}
 RANKS = 3
 TOKENS = 120
+UPGRADE_TOKENS = 800  # still being decoded when the group is replaced
 FIRST = 60
 SECOND = 40
 
@@ -44,7 +45,7 @@ def _cluster(folder: Path, cache: str, worker: str, ranks: int = RANKS, **flags:
         folder,
         ranks,
         cache={"state_dir": folder / "state", "sequence_lease_ms": 30000, **flags},
-        worker=OFTEN,
+        worker={**OFTEN, "drain_ms": 0},
         binaries={"cache": BUILDS[cache], "worker": BUILDS[worker]},
     )
 
@@ -57,8 +58,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, long_prompt: list[int]
         for name, policy in (("bounded", BOUNDED), ("recall", RECALL)):
             talk = Conversation(group, long_prompt[:150], policy)
             texts[name] = talk.say(FIRST) + talk.say(SECOND, long_prompt[400:425])
-        messages = group.generate(tokens=long_prompt[:200], max_new_tokens=TOKENS, ignore_eos=True, policy=RECALL)
-        texts["long"] = token_ids(messages)
+        for name, tokens in (("long", TOKENS), ("upgrade", UPGRADE_TOKENS)):
+            messages = group.generate(tokens=long_prompt[:200], max_new_tokens=tokens, ignore_eos=True, policy=RECALL)
+            texts[name] = token_ids(messages)
         return texts
 
 
@@ -143,7 +145,7 @@ def test_a_rolling_upgrade_under_generation_gives_the_undisturbed_text(
         text: list[int] = []
         upgrade: threading.Thread | None = None
         with Client(worker=started.worker_address) as client:
-            tokens = client.generate(long_prompt[:200], max_new_tokens=TOKENS, ignore_eos=True, policy=RECALL)
+            tokens = client.generate(long_prompt[:200], max_new_tokens=UPGRADE_TOKENS, ignore_eos=True, policy=RECALL)
             for token in tokens:
                 text.append(token.token)
                 if len(text) == 20:
@@ -154,11 +156,13 @@ def test_a_rolling_upgrade_under_generation_gives_the_undisturbed_text(
                     upgrade.start()
         assert upgrade is not None
         upgrade.join()
-        assert text == undisturbed["long"]
+        assert text == undisturbed["upgrade"]
         assert started.cache is not None
         kept = started.cache.log.read_text()
         assert "the kept state is discarded" not in kept
-        assert "computed again" not in started.workers[0].log.read_text()
+        log = started.workers[0].log.read_text()
+        assert "computed again" not in log
+        assert 'restored_tokens="' in log, "the group was replaced in the middle of the text"
     finally:
         started.close()
 
