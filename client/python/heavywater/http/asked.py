@@ -198,7 +198,7 @@ def _message(name: str, value: object) -> dict[str, str]:
     role = fields.take("role")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(fields.name("role"), f"is {shown(role)}, want one of {', '.join(ROLES)}")
-    content = _content(fields.name("content"), fields.take("content"))
+    content = content_of(fields.name("content"), fields.take("content"), ("text",))
     fields.want("tool_calls", [])
     fields.want("function_call")
     fields.want("audio")
@@ -207,15 +207,16 @@ def _message(name: str, value: object) -> dict[str, str]:
     return {"role": ROLES[role], "content": content}
 
 
-def _content(name: str, value: object) -> str:
-    """A text, or parts that are texts."""
+def content_of(name: str, value: object, kinds: tuple[str, ...]) -> str:
+    """A text, or parts that are texts: of these types."""
     if not isinstance(value, list):
         return checked_text(name, value)
     texts = []
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise invalid(f"{name}[{index}]", f"has type {shown(kind)}; only parts of type text are served")
+        if kind not in kinds:
+            served = ", ".join(kinds)
+            raise invalid(f"{name}[{index}]", f"has type {shown(kind)}; only parts of type {served} are served")
         texts.append(checked_text(f"{name}[{index}].text", part.get("text")))
     return "".join(texts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from heavywater.http.asked import MAX_TOKENS, ROLES, Asked, asked_of
+from heavywater.http.asked import MAX_TOKENS, ROLES, Asked, asked_of, content_of
 from heavywater.http.errors import invalid
 from heavywater.http.fields import Fields, checked_text, shown
 from heavywater.http.options import HttpOptions
@@ -52,19 +52,7 @@ def _item(name: str, value: object) -> dict[str, str]:
     role = fields.take("role")
     if not isinstance(role, str) or role not in ROLES:
         raise invalid(fields.name("role"), f"is {shown(role)}, want one of {', '.join(ROLES)}")
-    content = _content(fields.name("content"), fields.take("content"))
+    content = content_of(fields.name("content"), fields.take("content"), _TEXTS)
     fields.ignore("id", "status", "phase", "heavywater")  # of an answer that is sent back
     fields.done()
     return {"role": ROLES[role], "content": content}
-
-
-def _content(name: str, value: object) -> str:
-    if not isinstance(value, list):
-        return checked_text(name, value)
-    texts = []
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXTS:
-            raise invalid(f"{name}[{index}]", f"has type {shown(kind)}; only {', '.join(_TEXTS)} are served")
-        texts.append(checked_text(f"{name}[{index}].text", part.get("text")))
-    return "".join(texts)
