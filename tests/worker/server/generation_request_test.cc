@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/worker/server/tiny_model.h"
 #include "worker/server/policy_proto.h"
+#include "worker/server/turn_request.h"
 #include "worker/server/worker_config.h"
 
 namespace heavywater {
@@ -288,6 +289,26 @@ TEST_F(GenerationRequestTest, FillsInTheDefaultsOfTheSystemAsOrdered) {
   EXPECT_EQ(policy.decay(), 1.0);
   EXPECT_EQ(parsed->tenant, "default");
   EXPECT_EQ(parsed->sequence.max_tokens, 1 + 3 - 1);
+}
+
+// A sequence of an earlier build, which did not know all fields of a policy.
+TEST_F(GenerationRequestTest, ATurnHasTheStoredPolicyWhereFieldsCameLater) {
+  v1::GenerateRequest request = Good();
+  request.mutable_policy()->set_policy("recall");
+  request.add_tokens(1);
+  v1::Sequence known;
+  known.set_prompt_tokens(1);
+  *known.mutable_policy() = PolicyToProto(Parse(request)->sequence.policy);
+  known.mutable_policy()->clear_recall_wait();
+  const GenerationLimits limits = {.tokenizer = tokenizer_,
+                                   .context_tokens = kTinyContext,
+                                   .vocab_size = kTinyVocab,
+                                   .shape = {.num_layers = 1}};
+  const auto turn = ParseTurn(request, known, limits);
+  EXPECT_TRUE(turn.ok()) << turn.status();
+  request.mutable_policy()->set_recall_wait(true);
+  EXPECT_THAT(std::string(ParseTurn(request, known, limits).status().message()),
+              HasSubstr("recall_wait: false -> true"));
 }
 
 TEST_F(GenerationRequestTest, ARequestWithoutAPolicyGetsTheServersDefault) {
