@@ -1,4 +1,6 @@
 // A group goes on with a sequence after a failure.
+#include <google/protobuf/util/message_differencer.h>
+
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -20,6 +22,15 @@ absl::Status CheckSame(const char* field, const Value& got, const Value& opened)
   if (got == opened) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(field, " is \"", got, "\", the sequence was opened with \"", opened, "\""));
+}
+
+// A field that only a later build knows is as good as absent where it has its default.
+template <typename Message>
+absl::Status CheckEquivalent(const char* field, const Message& got, const Message& opened) {
+  google::protobuf::util::MessageDifferencer differencer;
+  differencer.set_message_field_comparison(google::protobuf::util::MessageDifferencer::EQUIVALENT);
+  if (differencer.Compare(opened, got)) return absl::OkStatus();
+  return CheckSame(field, got.ShortDebugString(), opened.ShortDebugString());
 }
 
 using Tokens = google::protobuf::RepeatedField<int32_t>;
@@ -55,10 +66,8 @@ absl::Status SequenceRegistry::CheckReopen(const v1::ReopenSequenceRequest& requ
     HW_RETURN_IF_ERROR(CheckSame("max_tokens", request.max_tokens(), opened.max_tokens()));
   }
   HW_RETURN_IF_ERROR(CheckSame("prompt_tokens", request.prompt_tokens(), opened.prompt_tokens()));
-  HW_RETURN_IF_ERROR(
-      CheckSame("policy", request.policy().ShortDebugString(), opened.policy().ShortDebugString()));
-  HW_RETURN_IF_ERROR(
-      CheckSame("budget", request.budget().ShortDebugString(), opened.budget().ShortDebugString()));
+  HW_RETURN_IF_ERROR(CheckEquivalent("policy", request.policy(), opened.policy()));
+  HW_RETURN_IF_ERROR(CheckEquivalent("budget", request.budget(), opened.budget()));
   // A turn may go on otherwise after the prompt.
   HW_RETURN_IF_ERROR(
       CheckTokens(request.tokens(), record.plans.tokens(),

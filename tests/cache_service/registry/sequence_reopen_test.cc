@@ -146,6 +146,15 @@ TEST_F(SequenceReopenTest, WhatDiffersFromTheSequenceIsNamedWithBothValues) {
   EXPECT_THAT(Refusal(other), AllOf(HasSubstr("tokens[7]"), HasSubstr("107")));
 }
 
+TEST_F(SequenceReopenTest, WhatAnEarlierBuildDidNotKnowMaySayItsDefault) {
+  SendSnapshots();
+  v1::ReopenSequenceRequest other = Request();
+  other.mutable_policy()->set_recall_wait(true);
+  EXPECT_THAT(Refusal(other), HasSubstr("recall_wait: true"));
+  other.mutable_policy()->set_recall_wait(false);
+  EXPECT_TRUE(registry_.Reopen(other).ok());
+}
+
 TEST_F(SequenceReopenTest, AStaleEpochAndAnUnknownSequenceAreTold) {
   SendSnapshots();
   v1::ReopenSequenceRequest stale = Request();
