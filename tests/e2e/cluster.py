@@ -227,6 +227,14 @@ class Cluster:
         if wait:
             self.workers[rank].wait_for_line("listening on ")
 
+    def restart_workers(self) -> None:
+        """All, once none of them runs any more; they are ready."""
+        for rank in range(len(self.workers)):
+            self.restart_worker(rank, wait=False)
+        for rank, worker in enumerate(self.workers):
+            worker.wait_for_line("listening on ")
+            self.wait_ready(self.worker_addresses[rank])
+
     def _launch_worker(self, rank: int, flags: Mapping[str, object]) -> Process:
         log = self.folder / f"rank{rank}.log"
         return Process(self._binary, flags, log, self._hosts[rank], self.binaries["worker"])

@@ -83,11 +83,7 @@ def _restart_all(group: Cluster) -> None:
     for process in [*group.workers, group.cache]:
         process.kill()
     group.restart_cache()
-    for rank in range(len(group.workers)):
-        group.restart_worker(rank, wait=False)
-    for rank, worker in enumerate(group.workers):
-        worker.wait_for_line("listening on ")
-        group.wait_ready(group.worker_addresses[rank])
+    group.restart_workers()
 
 
 def _client(group: Cluster) -> Client:

@@ -85,11 +85,7 @@ def _replace_group(group: Cluster, build: str) -> None:
     group.binaries["worker"] = BUILDS[build]
     for process in group.workers:
         process.terminate()
-    for rank in range(len(group.workers)):
-        group.restart_worker(rank, wait=False)
-    for rank, process in enumerate(group.workers):
-        process.wait_for_line("listening on ")
-        group.wait_ready(group.worker_addresses[rank])
+    group.restart_workers()
 
 
 def _wait_suspended(group: Cluster, sequence: int) -> None:
