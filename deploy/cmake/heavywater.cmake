@@ -89,6 +89,26 @@ function(heavywater_compile_options target)
   target_compile_definitions(${target} PRIVATE HEAVYWATER_VERSION="${PROJECT_VERSION}")
 endfunction()
 
+# Which of the headers their own source includes before anything else: that it compiles
+# shows that they need nothing before them. OTHERS: those of which nothing shows it.
+function(heavywater_headers_with_source sources headers with others)
+  foreach(header ${headers})
+    string(REGEX REPLACE "\\.h$" ".cc" source ${header})
+    set(first "")
+    if(source IN_LIST sources)
+      file(STRINGS ${source} first REGEX "^#include" LIMIT_COUNT 1)
+    endif()
+    cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY ${CMAKE_SOURCE_DIR} OUTPUT_VARIABLE folder)
+    if(first STREQUAL "#include \"${folder}/${header}\"")
+      list(APPEND in_source ${header})
+    else()
+      list(APPEND alone ${header})
+    endif()
+  endforeach()
+  set(${with} ${in_source} PARENT_SCOPE)
+  set(${others} ${alone} PARENT_SCOPE)
+endfunction()
+
 # heavywater_library(NAME SRCS file... HDRS file... DEPS target... [TESTONLY])
 function(heavywater_library name)
   cmake_parse_arguments(ARG "TESTONLY" "" "SRCS;HDRS;DEPS;PRIVATE_DEPS" ${ARGN})
@@ -101,10 +121,14 @@ function(heavywater_library name)
     add_library(${name} INTERFACE)
     set(scope INTERFACE)
   endif()
-  target_sources(${name} ${scope} FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${ARG_HDRS})
+  heavywater_headers_with_source("${ARG_SRCS}" "${ARG_HDRS}" with_source alone)
+  target_sources(${name} ${scope}
+    FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${with_source}
+    FILE_SET headers_alone TYPE HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${alone})
   target_include_directories(${name} ${scope} $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}>)
   target_link_libraries(${name} ${scope} ${ARG_DEPS})
-  set_target_properties(${name} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
+  set_target_properties(${name} PROPERTIES
+    VERIFY_INTERFACE_HEADER_SETS ON INTERFACE_HEADER_SETS_TO_VERIFY headers_alone)
 endfunction()
 
 # heavywater_cuda_library(NAME SRCS file... KERNELS file... HDRS file... DEPS target...)

@@ -19,7 +19,8 @@ function(heavywater_install component)
     else()
       install(TARGETS ${target} EXPORT heavywater-${component}
               ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component}
-              FILE_SET HEADERS DESTINATION ${HEAVYWATER_INCLUDE_DIR} COMPONENT ${component})
+              FILE_SET HEADERS DESTINATION ${HEAVYWATER_INCLUDE_DIR} COMPONENT ${component}
+              FILE_SET headers_alone DESTINATION ${HEAVYWATER_INCLUDE_DIR} COMPONENT ${component})
     endif()
   endforeach()
 endfunction()
