@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/registry/layout.h"
@@ -31,7 +32,8 @@ Registry::Registry(const RegistryOptions& options, PageStore& store, Clock& cloc
       state_(state),
       groups_(options, clock, state),
       sequences_(options, store, clock, state),
-      quotas_(store.tenants(), state) {
+      quotas_(store.tenants(), state),
+      answers_(static_cast<uint64_t>(std::max(int64_t{0}, absl::ToUnixMicros(clock.Now())))) {
   store.tenants().SetDefaults(options.tenant_defaults);
 }
 
@@ -69,9 +71,12 @@ absl::Status Registry::LoadRetiring(const std::vector<SequenceId>& retiring) {
               return absl::DataLossError(
                   absl::StrCat("the state of ended sequence ", id.id, " is damaged"));
             }
-            retiring_[id.id] = {record.group(), record.epoch(), record.num_ranks(),
+            retiring_[id.id] = {record.group(),
+                                record.epoch(),
+                                record.num_ranks(),
                                 clock_.Now() + absl::Milliseconds(record.lease_ms()) + WriteGrace(),
-                                kUnknownIncarnation};
+                                kUnknownIncarnation,
+                                answers_};
             return absl::OkStatus();
           }));
   for (const SequenceId id : retiring) {
@@ -180,8 +185,7 @@ absl::StatusOr<v1::HeartbeatResponse> Registry::Heartbeat(const v1::HeartbeatReq
   const absl::Status agreement = sequences_.Renew(request.group(), request.sequence_ids(),
                                                   response.mutable_unknown_sequence_ids());
   sequences_.AddSuspended(request.sequence_ids(), response.mutable_suspended_sequence_ids());
-  StopWriters(request.group(), request.rank(),
-              {request.sequence_ids().begin(), request.sequence_ids().end()});
+  response.set_number(StopWriters(request));
   const HostPressure pressure = store_.Pressure();
   response.set_host_shortage_bytes(pressure.shortage_bytes);
   response.set_host_restable_bytes(pressure.restable_bytes);
@@ -228,26 +232,39 @@ absl::StatusOr<bool> Registry::AdmitWriter(SequenceId sequence, int rank, Epoch 
 // worker/server/remote_host_tier_fence.cc.)
 void Registry::CollectEnded() {
   for (const SequenceRegistry::Ended& ended : sequences_.TakeEnded()) {
-    retiring_[ended.id] = {ended.group, ended.epoch, ended.num_ranks,
-                           std::max(ended.write_end, clock_.Now()) + WriteGrace(),
-                           ended.incarnation};
+    retiring_[ended.id] = {
+        ended.group,       ended.epoch,
+        ended.num_ranks,   std::max(ended.write_end, clock_.Now()) + WriteGrace(),
+        ended.incarnation, answers_};
   }
 }
 
 // A rank that no longer lists the sequence has stopped writing. Not believed are
 // another process of that rank, which joined later (the one that wrote may live
-// on), and the first heartbeat after the end (it may have been under way since
-// before the rank came to know the sequence).
-void Registry::StopWriters(const std::string& group, int rank,
-                           const absl::flat_hash_set<SequenceId>& listed) {
-  const Epoch since = groups_.MemberSince(group, rank);
+// on), and a heartbeat that was sent before the end: the rank may not have known the
+// sequence then, and have come to write it meanwhile.
+uint64_t Registry::StopWriters(const v1::HeartbeatRequest& request) {
+  const Epoch since = groups_.MemberSince(request.group(), request.rank());
+  const absl::flat_hash_set<SequenceId> listed(request.sequence_ids().begin(),
+                                               request.sequence_ids().end());
   MutexLock lock(&mutex_);
   CollectEnded();
   for (auto& [id, retiring] : retiring_) {
-    if (retiring.group != group || retiring.epoch < since) continue;
-    const bool first = ++retiring.heard[rank] == 1;
-    if (!first && !listed.contains(id)) store_.StopWriter(id, rank);
+    if (retiring.group != request.group() || retiring.epoch < since) continue;
+    if (SentAfterEnd(request, retiring) && !listed.contains(id)) {
+      store_.StopWriter(id, request.rank());
+    }
   }
+  return ++answers_;
+}
+
+// A heartbeat that was given up may still be under way when later ones have come. Who names an
+// answer that was given after the end has sent its request after it.
+bool Registry::SentAfterEnd(const v1::HeartbeatRequest& request, Retiring& retiring) const {
+  if (request.has_answered_number()) {
+    return request.answered_number() > retiring.answers && request.answered_number() <= answers_;
+  }
+  return ++retiring.heard[request.rank()] > 1;
 }
 
 // Of one that has ended only its own group may say that nobody writes any more, not of an

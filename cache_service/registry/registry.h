@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cache_service/base/clock.h"
@@ -72,7 +71,8 @@ class Registry {
     int num_ranks = 0;
     absl::Time deadline;
     int32_t incarnation = 0;        // at its end; kUnknownIncarnation
-    std::map<int, int> heard = {};  // heartbeats since the end, by rank
+    uint64_t answers = 0;           // to heartbeats, before the end was noticed
+    std::map<int, int> heard = {};  // of ranks of earlier versions: heartbeats since the end
   };
 
   // Of a sequence that may be contested in the store.
@@ -99,8 +99,10 @@ class Registry {
   std::map<SequenceId, Contest>::iterator EndContestIfOver(
       std::map<SequenceId, Contest>::iterator contest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void StopWriters(const std::string& group, int rank,
-                   const absl::flat_hash_set<SequenceId>& listed);
+  // HeartbeatResponse.number.
+  uint64_t StopWriters(const v1::HeartbeatRequest& request);
+  bool SentAfterEnd(const v1::HeartbeatRequest& request, Retiring& retiring) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const RegistryOptions options_;
   PageStore& store_;
@@ -118,6 +120,9 @@ class Registry {
   };
   std::map<std::pair<SequenceId, int>, LateStop> late_stops_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Retiring> retiring_ ABSL_GUARDED_BY(mutex_);
+  // The number of the last answer to a heartbeat. Of the time of the start on, so that one of the
+  // service before its restart is smaller.
+  uint64_t answers_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Contest> contests_ ABSL_GUARDED_BY(mutex_);
 };
 

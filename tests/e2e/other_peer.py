@@ -26,6 +26,7 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._response = response
         self._channel = grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)])
         self.calls: dict[str, int] = {}
+        self.changed = 0  # messages
         self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=64))
         self._server.add_generic_rpc_handlers((self,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -36,14 +37,14 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]
             self.calls[details.method] = self.calls.get(details.method, 0) + 1
             metadata = [(key, value) for key, value in details.invocation_metadata if not key.startswith("grpc-")]
             onward = self._channel.stream_stream(details.method)(
-                (self._request(details.method, one) for one in requests),
+                (self._through(self._request, details.method, one) for one in requests),
                 timeout=context.time_remaining(),
                 metadata=[item for item in metadata if item[0] != "user-agent"],
             )
             context.add_callback(onward.cancel)
             try:
                 for answer in onward:
-                    yield self._response(details.method, answer)
+                    yield self._through(self._response, details.method, answer)
             except grpc.RpcError as error:
                 context.set_trailing_metadata(
                     [item for item in error.trailing_metadata() or () if item[0].endswith("-bin")]
@@ -51,6 +52,11 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[misc]
                 context.abort(error.code(), error.details())
 
         return grpc.stream_stream_rpc_method_handler(call)
+
+    def _through(self, change: Change, method: str, message: bytes) -> bytes:
+        changed = change(method, message)
+        self.changed += changed != message
+        return changed
 
     def close(self) -> None:
         self._server.stop(0).wait()

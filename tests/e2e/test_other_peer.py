@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,15 @@ from heavywater.v1 import group_pb2, page_store_pb2, sequence_pb2
 from other_peer import Change, Proxy, newer
 from test_turns import OFTEN, RECALL, Conversation
 
-# Of responses: what came to the API after its first half year. An older peer does not send it.
+# What came to the API after its first half year: an older peer does not know it. Of requests:
+LATE_OF_REQUESTS: Mapping[str, tuple[type[Message], tuple[str, ...]]] = {
+    "/heavywater.v1.GroupService/Heartbeat": (group_pb2.HeartbeatRequest, ("answered_number",)),
+}
+# Of responses:
 LATE: Mapping[str, tuple[type[Message], tuple[str, ...]]] = {
     "/heavywater.v1.GroupService/Heartbeat": (
         group_pb2.HeartbeatResponse,
-        ("host_shortage_bytes", "host_restable_bytes", "suspended_sequence_ids"),
+        ("host_shortage_bytes", "host_restable_bytes", "suspended_sequence_ids", "number"),
     ),
     "/heavywater.v1.SequenceService/Open": (sequence_pb2.OpenSequenceResponse, ("prefix_tokens",)),
     "/heavywater.v1.PageStoreService/Ask": (page_store_pb2.AskResponse, ("offsets",)),
@@ -29,14 +34,20 @@ def _same(method: str, message: bytes) -> bytes:
     return message
 
 
-def _older(method: str, message: bytes) -> bytes:
-    if method not in LATE:
+def _without(
+    late: Mapping[str, tuple[type[Message], tuple[str, ...]]], method: str, message: bytes
+) -> bytes:
+    if method not in late:
         return message
-    kind, fields = LATE[method]
+    kind, fields = late[method]
     parsed = kind.FromString(message)
     for field in fields:
         parsed.ClearField(field)
     return parsed.SerializeToString()
+
+
+_older_request = partial(_without, LATE_OF_REQUESTS)
+_older_response = partial(_without, LATE)
 
 
 def _talk(group: Cluster, service: Cluster, prompt: list[int], turns: bool) -> list[int]:
@@ -51,8 +62,8 @@ def _talk(group: Cluster, service: Cluster, prompt: list[int], turns: bool) -> l
 
 @pytest.mark.parametrize(
     ("request_change", "response_change"),
-    [(newer, _same), (_same, newer), (_same, _older)],
-    ids=["worker-is-newer", "cache-service-is-newer", "cache-service-is-older"],
+    [(newer, _same), (_same, newer), (_older_request, _same), (_older_request, _older_response)],
+    ids=["worker-is-newer", "cache-service-is-newer", "worker-is-older", "cache-service-is-older"],
 )
 @pytest.mark.parametrize(
     "worker", [{}, pytest.param({"disable_slab": True}, marks=takes_long)], ids=["slab", "streamed"]
@@ -71,4 +82,5 @@ def test_a_peer_with_more_or_fewer_fields_is_as_one_of_this_version(
         assert proxy.calls["/heavywater.v1.GroupService/ReportPlan"] > 0
         seen = "PageStoreService/Write" if worker else "SequenceService/Reopen"
         assert proxy.calls[f"/heavywater.v1.{seen}"] > 0
+        assert proxy.changed > 0
         assert "refused" not in group.workers[0].log.read_text()

@@ -22,15 +22,19 @@ class CacheChoice {
   void NoteHome(bool answered, absl::Time now);
   // It has been silent for longer than it may, and there are others.
   bool HomeIsLost(absl::Time now) const;
-  // The ranks of the group are waited for from now on.
-  void BeginWaiting(absl::Time now) { waiting_since_ = now; }
+  // The ranks of the group are waited for from now on. `first_patience`: until the first look, of a
+  // process that has just begun: its group may be elsewhere already.
+  void BeginWaiting(absl::Time now, absl::Duration first_patience = absl::InfiniteDuration());
+  // How long to wait at home until it is time to look at Others(); infinite where there are none.
+  absl::Duration UntilLook(absl::Time now) const;
   // Whether it is time to look at Others().
   bool LooksElsewhere(absl::Time now) const;
-  // All but home, in the order in which they are tried.
-  std::vector<int> Others() const;
-  // They have been looked at, and the group has not formed: `answered` is the first that answered,
-  // or -1. It is home from now on where home itself is lost.
-  void NoteLooked(int answered, absl::Time now);
+  // All but home, in the order in which they are tried: those after home where that is lost, so
+  // that all ranks take the same one, else from where the last look ended.
+  std::vector<int> Others(absl::Time now) const;
+  // They have been looked at up to `last`, and the group has not formed: `answered` is the first
+  // that answered, or -1. It is home from now on where home itself is lost.
+  void NoteLooked(int answered, int last, absl::Time now);
   // The group has formed there.
   void Settle(int service, absl::Time now);
 
@@ -38,8 +42,9 @@ class CacheChoice {
   const int count_;
   const absl::Duration patience_;
   int home_ = 0;
+  int looked_at_ = 0;                                 // last
   absl::Time silent_since_ = absl::InfiniteFuture();  // home answers
-  absl::Time waiting_since_ = absl::InfiniteFuture();
+  absl::Time look_at_ = absl::InfiniteFuture();       // for the ranks that are waited for
 };
 
 }  // namespace heavywater

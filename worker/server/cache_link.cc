@@ -18,8 +18,14 @@ namespace {
 constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2);
 // Of one try to form again: so often it is known anew who is missing.
 constexpr absl::Duration kRejoinTimeout = absl::Seconds(1);
-// Of a look at another service.
-constexpr absl::Duration kLookTimeout = absl::Seconds(2);
+// Of a look at another service, and of its answer.
+constexpr absl::Duration kLookTimeout = absl::Seconds(1);
+constexpr absl::Duration kLookGrace = absl::Milliseconds(500);
+// Of a look at all others while home answers: the next one goes on where it ended.
+constexpr absl::Duration kLookAround = absl::Seconds(10);
+// Of a process that has just begun, at its home: the others may have gone elsewhere before.
+constexpr absl::Duration kFirstPatience = absl::Seconds(3);
+constexpr absl::Duration kJoinGrace = absl::Seconds(2);
 constexpr absl::Duration kConnectTimeout = absl::Seconds(1);
 
 std::shared_ptr<grpc::Channel> ChannelOf(const CacheAddress& service) {
@@ -81,10 +87,10 @@ absl::Status CacheLink::Join(StopFlag& stop) {
   Backoff backoff(absl::Milliseconds(200), absl::Seconds(2));
   {
     MutexLock lock(&mutex_);
-    choice_.BeginWaiting(absl::Now());
+    choice_.BeginWaiting(absl::Now(), kFirstPatience);
   }
   while (!stop.stopped()) {
-    const absl::Status joined = JoinSomewhere(std::min(options_.join_timeout, options_.failover));
+    const absl::Status joined = JoinSomewhere(options_.join_timeout, /*failed=*/0, stop);
     if (joined.ok() || !WorthAnotherTry(joined)) return joined;
     LogWarn(
         "joining the group failed; trying again",
@@ -104,7 +110,7 @@ absl::Status CacheLink::Rejoin(Epoch failed, absl::Duration limit, StopFlag& sto
   }
   absl::Status joined;
   do {
-    joined = JoinSomewhere(kRejoinTimeout, failed);
+    joined = JoinSomewhere(kRejoinTimeout, failed, stop);
     if (joined.ok()) {
       StartHeartbeats();
       return joined;
@@ -134,34 +140,47 @@ std::string CacheLink::waiting_for() const {
   return waiting_for_;
 }
 
-absl::Status CacheLink::JoinSomewhere(absl::Duration timeout, Epoch failed) {
-  const absl::Status joined = JoinHome(timeout, failed);
-  if (joined.ok() || !WorthAnotherTry(joined)) return joined;
+absl::Status CacheLink::JoinSomewhere(absl::Duration timeout, Epoch failed, StopFlag& stop) {
+  absl::Duration until_look;
+  {
+    MutexLock lock(&mutex_);
+    until_look = choice_.UntilLook(absl::Now());
+  }
+  const absl::Status joined =
+      JoinHome(std::clamp(until_look, std::min(timeout, kLookTimeout), timeout), failed);
+  if (joined.ok() || !WorthAnotherTry(joined) || stop.stopped()) return joined;
   {
     MutexLock lock(&mutex_);
     if (!choice_.LooksElsewhere(absl::Now())) return joined;
   }
-  return LookElsewhere().ok() ? absl::OkStatus() : joined;
+  return LookElsewhere(failed, stop).ok() ? absl::OkStatus() : joined;
 }
 
-absl::Status CacheLink::LookElsewhere() {
+absl::Status CacheLink::LookElsewhere(Epoch failed, StopFlag& stop) {
+  const absl::Time start = absl::Now();
   std::vector<int> others;
+  bool home_is_lost;
   {
     MutexLock lock(&mutex_);
-    others = choice_.Others();
+    others = choice_.Others(start);
+    home_is_lost = choice_.HomeIsLost(start);
   }
   int first_answered = -1;
+  int last = others.back();
   for (const int other : others) {
+    if (stop.stopped()) return absl::CancelledError("stopped while looking for the group");
     const ServiceStubs& service = *services_[static_cast<size_t>(other)];
-    const auto joined = JoinAt(service, kLookTimeout, /*failed=*/0);
+    const auto joined = JoinAt(service, kLookTimeout, kLookGrace, failed);
     if (joined.ok()) {
       NoteFormed(other, *joined);
       return absl::OkStatus();
     }
     if (first_answered < 0 && Answered(joined.status())) first_answered = other;
+    last = other;
+    if (!home_is_lost && absl::Now() - start > kLookAround) break;
   }
   MutexLock lock(&mutex_);
-  choice_.NoteLooked(first_answered, absl::Now());
+  choice_.NoteLooked(first_answered, last, absl::Now());
   return absl::UnavailableError("the group forms nowhere else");
 }
 
@@ -170,7 +189,7 @@ absl::Status CacheLink::JoinHome(absl::Duration timeout, Epoch failed) {
     MutexLock lock(&mutex_);
     return choice_.home();
   }();
-  const auto joined = JoinAt(*services_[static_cast<size_t>(home)], timeout, failed);
+  const auto joined = JoinAt(*services_[static_cast<size_t>(home)], timeout, kJoinGrace, failed);
   if (joined.ok()) {
     NoteFormed(home, *joined);
     return absl::OkStatus();
@@ -182,7 +201,8 @@ absl::Status CacheLink::JoinHome(absl::Duration timeout, Epoch failed) {
 }
 
 absl::StatusOr<v1::JoinResponse> CacheLink::JoinAt(const ServiceStubs& service,
-                                                   absl::Duration timeout, Epoch failed) {
+                                                   absl::Duration timeout, absl::Duration grace,
+                                                   Epoch failed) {
   v1::JoinRequest request;
   request.set_failed_epoch(failed);
   request.set_group(options_.group);
@@ -194,7 +214,7 @@ absl::StatusOr<v1::JoinResponse> CacheLink::JoinAt(const ServiceStubs& service,
   request.set_advertised_address(options_.advertised_address);
   request.set_timeout_ms(absl::ToInt64Milliseconds(timeout));
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout + absl::Seconds(2)));
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout + grace));
   {
     MutexLock lock(&mutex_);
     joining_ = &context;
@@ -218,6 +238,7 @@ void CacheLink::NoteFormed(int service, const v1::JoinResponse& response) {
   choice_.Settle(service, absl::Now());
   up_ = true;
   epoch_ = response.epoch();
+  answered_number_ = 0;
   addresses_.assign(response.addresses().begin(), response.addresses().end());
   if (response.heartbeat_interval_ms() > 0) {
     interval_ = absl::Milliseconds(response.heartbeat_interval_ms());
@@ -275,6 +296,7 @@ absl::Status CacheLink::Heartbeat() {
   {
     MutexLock lock(&mutex_);
     request.set_epoch(epoch_);
+    request.set_answered_number(answered_number_);
     for (const auto& [sequence, listed] : sequences_) request.add_sequence_ids(sequence);
   }
   grpc::ClientContext context;
@@ -294,6 +316,7 @@ absl::Status CacheLink::Heartbeat() {
   }
   if (status.ok()) {
     MutexLock lock(&mutex_);
+    answered_number_ = response.number();
     pressure_ = {response.host_shortage_bytes(), response.host_restable_bytes(), sent};
   }
   MutexLock lock(&listener_mutex_);
@@ -351,7 +374,8 @@ void CacheLink::LookForAnother() {
   {
     MutexLock lock(&mutex_);
     another_answers_ = false;
-    if (choice_.HomeIsLost(absl::Now())) others = choice_.Others();
+    const absl::Time now = absl::Now();
+    if (choice_.HomeIsLost(now)) others = choice_.Others(now);
   }
   for (const int other : others) {
     if (stop_->stopped()) return;

@@ -119,11 +119,12 @@ class CacheLink {
 
  private:
   // At home, or at another service where it is time for that.
-  absl::Status JoinSomewhere(absl::Duration timeout, Epoch failed = 0);
-  absl::Status LookElsewhere();
+  absl::Status JoinSomewhere(absl::Duration timeout, Epoch failed, StopFlag& stop);
+  absl::Status LookElsewhere(Epoch failed, StopFlag& stop);
   absl::Status JoinHome(absl::Duration timeout, Epoch failed = 0);
+  // `timeout`: of the wait for the other ranks; `grace`: what the answer may take beyond it.
   absl::StatusOr<v1::JoinResponse> JoinAt(const ServiceStubs& service, absl::Duration timeout,
-                                          Epoch failed);
+                                          absl::Duration grace, Epoch failed);
   void NoteFormed(int service, const v1::JoinResponse& response);
   // Of the heartbeats' thread; a call of its that waits is cancelled.
   void StopHeartbeats();
@@ -147,6 +148,7 @@ class CacheLink {
   mutable Mutex mutex_;
   CacheChoice choice_ ABSL_GUARDED_BY(mutex_);
   Epoch epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t answered_number_ ABSL_GUARDED_BY(mutex_) = 0;  // of the last heartbeat that was answered
   std::vector<std::string> addresses_ ABSL_GUARDED_BY(mutex_);
   absl::Duration interval_ ABSL_GUARDED_BY(mutex_) = absl::Seconds(1);
   bool up_ ABSL_GUARDED_BY(mutex_) = false;

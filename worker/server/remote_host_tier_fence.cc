@@ -24,7 +24,10 @@
 //    a copy takes on a machine that swaps.
 // 5. While the service answers, no time is needed: an orphan is left out of
 //    heartbeats, which frees its pages, only when no write to them is under way
-//    (StopListing()).
+//    (StopListing()). Only of heartbeats sent after the end: each names the last
+//    answer that its rank has seen (answered_number), and counts where that was
+//    given later. Earlier ones, which may be of before the rank knew the
+//    sequence, can come at any time, in any number.
 //
 // 6. A process that was replaced and wakes within its time shares neither pages that
 //    are not full nor the watermark with its successor (PageStore::Contest).

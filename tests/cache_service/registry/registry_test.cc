@@ -369,6 +369,32 @@ TEST_F(RegistryTest, AHeartbeatThatWasUnderWayBeforeTheEndStopsNoWriter) {
 }
 
 // The first one may live on, cut off, and write until its own clock stops it.
+// A heartbeat that its rank gave up after a while may come after the next one.
+TEST_F(RegistryTest, HeartbeatsSentBeforeTheEndStopNoWriterHoweverManyThereAre) {
+  ASSERT_TRUE(registry_.AttachDirect("group", 0, epoch_).ok());
+  v1::HeartbeatRequest request;
+  request.set_group("group");
+  request.set_rank(0);
+  request.set_epoch(epoch_);
+  request.set_answered_number(0);
+  const auto before = registry_.Heartbeat(request);
+  ASSERT_TRUE(before.ok()) << before.status();
+  const SequenceId id = Open("late");
+  ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  ASSERT_TRUE(Close(id).ok());
+  std::vector<uint64_t> answers;
+  for (const uint64_t answered : {uint64_t{0}, before->number(), uint64_t{1} << 63}) {
+    request.set_answered_number(answered);
+    const auto late = registry_.Heartbeat(request);
+    ASSERT_TRUE(late.ok()) << late.status();
+    answers.push_back(late->number());
+    EXPECT_GT(store_.Stats().used_bytes, 0) << answered;
+  }
+  request.set_answered_number(answers.front());
+  ASSERT_TRUE(registry_.Heartbeat(request).ok());
+  EXPECT_EQ(store_.Stats().used_bytes, 0);
+}
+
 TEST_F(RegistryTest, ASecondProcessOfARankDoesNotSpeakForTheFirst) {
   const SequenceId id = Open("request");
   ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());

@@ -47,6 +47,7 @@ void SimLink::JoinOnce(absl::Duration timeout, Epoch failed, bool again) {
         if (loop != loop_) return;
         if (result.ok()) {
           epoch_ = result->epoch();
+          answered_number_ = 0;
           interval_ = absl::Milliseconds(result->heartbeat_interval_ms());
           joined_ = true;
           world_.trace.Note("join", static_cast<uint64_t>(options_.rank), epoch_);
@@ -72,6 +73,7 @@ void SimLink::Beat() {
   request.set_group(kSimGroup);
   request.set_rank(options_.rank);
   request.set_epoch(epoch_);
+  request.set_answered_number(answered_number_);
   for (const auto& [sequence, listed] : sequences_) request.add_sequence_ids(sequence);
   const absl::Time sent = world_.clock.Now();
   const uint64_t loop = loop_;
@@ -92,7 +94,10 @@ void SimLink::HandleBeat(const v1::HeartbeatRequest& request, absl::Time sent,
     return;
   }
   v1::HeartbeatResponse response;
-  if (result.ok()) response = *result;
+  if (result.ok()) {
+    response = *result;
+    answered_number_ = response.number();
+  }
   const std::set<SequenceId> unknown(response.unknown_sequence_ids().begin(),
                                      response.unknown_sequence_ids().end());
   if (result.ok() || absl::IsFailedPrecondition(result.status())) {

@@ -66,6 +66,7 @@ class SimLink {
   const SimCallerPtr caller_;
   const SimLinkOptions options_;
   Epoch epoch_ = 0;
+  uint64_t answered_number_ = 0;
   bool joined_ = false;
   uint64_t loop_ = 0;  // of heartbeats or joins: what an earlier one hears is of no use
   uint64_t beats_ = 0;

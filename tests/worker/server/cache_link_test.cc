@@ -361,6 +361,30 @@ TEST_F(CacheLinkTest, TheRendezvousPassesValuesAndNamesTheKeyThatDoesNotCome) {
   EXPECT_THAT(std::string(missing.status().message()), HasSubstr("never"));
 }
 
+// A rank whose process is new: its own list begins with a service that answers, and the others have
+// gone on at another.
+TEST_F(CacheLinkTest, ANewProcessFindsItsGroupAtAnotherServiceWithoutWaitingForTheFailOver) {
+  TestCacheService other;
+  other.Start();
+  const auto options = [](int rank, std::vector<CacheAddress> services) {
+    return CacheLinkOptions{.services = std::move(services),
+                            .failover = absl::Hours(1),
+                            .rank = rank,
+                            .size = 2,
+                            .instance = absl::StrCat("rank", rank)};
+  };
+  CacheLink there(options(0, {{other.address()}}));
+  CacheLink fresh(options(1, {{service_.address()}, {other.address()}}));
+  StopFlag stop;
+  absl::Status joined;
+  std::thread thread([&] { joined = there.Join(stop); });
+  EXPECT_EQ(fresh.Join(stop), absl::OkStatus());
+  thread.join();
+  EXPECT_EQ(joined, absl::OkStatus());
+  EXPECT_EQ(fresh.service()->address, other.address());
+  EXPECT_EQ(fresh.epoch(), there.epoch());
+}
+
 TEST_F(CacheLinkTest, JoiningEndsWhenTold) {
   service_.Stop();
   CacheLink link({.services = {{service_.address()}}});
