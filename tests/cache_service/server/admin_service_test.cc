@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "cache_service/base/shortage.h"
 #include "cache_service/runtime/grpc_status.h"
+#include "cache_service/tier/stale_slabs.h"
 #include "tests/cache_service/registry/requests.h"
 #include "tests/cache_service/server/cache_service_fixture.h"
 
@@ -259,6 +260,7 @@ class AdminServiceOnDiskTest : public AdminServiceTest {
     std::filesystem::create_directory(folder_);
     config_.set_disk_path(folder_ + "/disk");
     config_.set_state_dir(folder_ + "/state");
+    config_.set_slab_name(absl::StrCat("heavywater-admin-test-", getpid()));
     if (absl::IsInvalidArgument(CacheServer::Start(config_, clock_).status())) {
       GTEST_SKIP() << "a build without RocksDB";
     }
@@ -266,7 +268,7 @@ class AdminServiceOnDiskTest : public AdminServiceTest {
   }
   void TearDown() override {
     server_.reset();
-    config_.clear_state_dir();
+    RemoveStaleSlab(config_.slab_name(), /*unfinished_too=*/true);
     std::filesystem::remove_all(folder_);
   }
   std::string folder_;

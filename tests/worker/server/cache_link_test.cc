@@ -365,13 +365,14 @@ TEST_F(CacheLinkTest, TheRendezvousPassesValuesAndNamesTheKeyThatDoesNotCome) {
 // gone on at another.
 TEST_F(CacheLinkTest, ANewProcessFindsItsGroupAtAnotherServiceWithoutWaitingForTheFailOver) {
   TestCacheService other;
-  other.Start();
-  const auto options = [](int rank, std::vector<CacheAddress> services) {
+  const v1::Fingerprint fingerprint = ServerTestGroup(model_, 1).facts().fingerprint;
+  const auto options = [&](int rank, std::vector<CacheAddress> services) {
     return CacheLinkOptions{.services = std::move(services),
                             .failover = absl::Hours(1),
                             .rank = rank,
                             .size = 2,
-                            .instance = absl::StrCat("rank", rank)};
+                            .instance = absl::StrCat("rank", rank),
+                            .fingerprint = fingerprint};
   };
   CacheLink there(options(0, {{other.address()}}));
   CacheLink fresh(options(1, {{service_.address()}, {other.address()}}));
