@@ -247,6 +247,7 @@ v1::Sequence SequenceRegistry::Describe(SequenceId id, Record& record) {
   sequence.set_lease_remaining_ms(
       std::max<int64_t>(0, absl::ToInt64Milliseconds(record.lease_end - clock_.Now())));
   sequence.set_finished(record.plans.all_finished());
+  sequence.set_num_tokens(static_cast<int64_t>(record.plans.tokens().size()));
   return sequence;
 }
 
@@ -262,7 +263,6 @@ absl::StatusOr<v1::Sequence> SequenceRegistry::Get(SequenceId id, int64_t first_
   const int64_t begin = std::min(first_token, size);
   const int64_t end = std::min(begin + kMaxTokensInMessage, size);
   sequence.mutable_tokens()->Add(tokens.begin() + begin, tokens.begin() + end);
-  sequence.set_num_tokens(size);
   return sequence;
 }
 

@@ -6,9 +6,12 @@
 #include <prometheus/gauge.h>
 #include <prometheus/registry.h>
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
 #include "cache_service/runtime/logging.h"
@@ -16,6 +19,8 @@
 
 namespace heavywater {
 namespace {
+
+constexpr int kMaxPort = 65535;
 
 std::shared_ptr<grpc::ServerCredentials> TlsOf(const Certificates& certificates) {
   grpc::experimental::TlsServerCredentialsOptions options(certificates.provider());
@@ -60,9 +65,18 @@ absl::StatusOr<std::unique_ptr<Certificates>> LoadCertificates(
 }  // namespace
 
 absl::Status CheckServerSecurity(const ServerSecurityOptions& options) {
-  if (options.listen_address.rfind(':') == std::string::npos) {
+  const size_t colon = options.listen_address.rfind(':');
+  if (colon == std::string::npos) {
     return absl::InvalidArgumentError(
         absl::StrCat("listen_address is \"", options.listen_address, "\", want HOST:PORT"));
+  }
+  const std::string port = options.listen_address.substr(colon + 1);
+  int number = 0;
+  if (port.empty() || !std::all_of(port.begin(), port.end(), absl::ascii_isdigit) ||
+      !absl::SimpleAtoi(port, &number) || number > kMaxPort) {
+    return absl::InvalidArgumentError(absl::StrCat("listen_address is \"", options.listen_address,
+                                                   "\", want a port of 0 to ", kMaxPort,
+                                                   " after the colon"));
   }
   const bool tls = !options.tls_cert_file.empty();
   if (tls == options.tls_key_file.empty()) {

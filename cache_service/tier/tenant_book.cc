@@ -81,6 +81,10 @@ absl::Status TenantBook::TryHold(const std::string& tenant, const TenantUse& mor
   Account& account = accounts_[tenant];
   const TenantLimits limits = LimitsOf(account);
   const TenantUse& used = account.used;
+  // What would not fit an empty account is said first: for the rest its own sequences make room.
+  if (!Fits(more.host_bytes, 0, limits.host_bytes)) {
+    return Refuse(tenant, "host_bytes", more.host_bytes, used.host_bytes, limits.host_bytes);
+  }
   if (!Fits(more.sequences, used.sequences, limits.sequences)) {
     return Refuse(tenant, "sequences", more.sequences, used.sequences, limits.sequences);
   }

@@ -19,7 +19,7 @@ import grpc
 import pytest
 from cluster import Cluster, cluster
 from heavywater import Client, HeavywaterError, Security
-from heavywater.v1 import page_store_pb2, page_store_pb2_grpc
+from heavywater.v1 import generation_pb2, generation_pb2_grpc, page_store_pb2, page_store_pb2_grpc
 
 # What a crowd may leave behind: allocators and gRPC's own pools keep some of what they had.
 GROWTH_BYTES = 96 << 20
@@ -223,3 +223,21 @@ def test_oversize_messages(group: Cluster, authority: certificates.Authority) ->
             stub.Write(iter([chunk]), timeout=60)
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, refused.value
     channel.close()
+
+
+def test_a_client_that_reads_nothing_loses_its_place_to_others(folder: Path) -> None:
+    request = generation_pb2.GenerateRequest(
+        text="Once upon a time", max_new_tokens=3000, ignore_eos=True, return_logits=True
+    )
+    request.policy.policy = "streaming"
+    worker = {"max_batch": 1, "client_stall_ms": 1500}
+    with cluster(folder, 1, worker=worker) as group, grpc.insecure_channel(group.worker_address) as channel:
+        stalled = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+        next(stalled)
+        with Client(worker=group.worker_address, cache=group.cache_address) as client:
+            tokens = list(client.generate(list(range(10, 20)), max_new_tokens=4, ignore_eos=True))
+        assert len(tokens) == 4
+        with pytest.raises(grpc.RpcError) as ended:
+            list(stalled)
+        assert ended.value.code() == grpc.StatusCode.CANCELLED
+        assert "the client has read nothing for 1.5s" in group.workers[0].log.read_text()

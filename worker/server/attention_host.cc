@@ -324,9 +324,9 @@ absl::StatusOr<v1::ReadKvResponse> AttentionHost::ReadKv(const v1::ReadKvRequest
   HW_RETURN_IF_ERROR(engine_.CheckOutOfStep());
   HW_ASSIGN_OR_RETURN(const SequenceStats stats, engine_.cache().Stats(request.sequence_id()));
   if (request.first_position() < 0 || request.first_position() > stats.tokens_seen - count) {
-    return absl::OutOfRangeError(absl::StrCat(
-        "positions [", request.first_position(), ", ", request.first_position() + count,
-        ") are asked for, want them within the ", stats.tokens_seen, " seen"));
+    return absl::OutOfRangeError(absl::StrCat(count, " positions from ", request.first_position(),
+                                              " on are asked for, want them within the ",
+                                              stats.tokens_seen, " seen"));
   }
   v1::ReadKvResponse response;
   response.set_first_position(first_position);

@@ -23,6 +23,9 @@ constexpr absl::Duration kFarewell = absl::Seconds(1);
 bool Relay(grpc::ServerContext& context, Generation& generation, GenerationEngine& engine,
            grpc::ServerWriter<v1::GenerateResponse>& writer) {
   ResponseQueue& responses = generation.responses;
+  // Nothing else ends a Write() to a client that does not read.
+  responses.OnAbandon([&context] { context.TryCancel(); });
+  const absl::Cleanup call_is_over = [&responses] { responses.OnAbandon(nullptr); };
   v1::GenerateResponse accepted;
   accepted.set_sequence_id(generation.sequence);
   bool any = false;

@@ -21,7 +21,8 @@ RankZero::RankZero(const v1::WorkerConfig& config, const ModelFacts& facts, OnHo
                   .report_interval_plans = config.report_interval_plans(),
                   .snapshot_interval_tokens = config.snapshot_interval_tokens(),
                   .max_stall = absl::Milliseconds(config.max_stall_ms()),
-                  .comm_timeout = absl::Milliseconds(config.comm_timeout_ms())}),
+                  .comm_timeout = absl::Milliseconds(config.comm_timeout_ms()),
+                  .client_stall = absl::Milliseconds(config.client_stall_ms())}),
       link_(worker.link()) {
   if (link_ == nullptr) return;
   link_->SetSuspendListener([this](SequenceId sequence) { engine_.Suspend(sequence); });

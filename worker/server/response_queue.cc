@@ -1,20 +1,31 @@
 #include "worker/server/response_queue.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"
 
 namespace heavywater {
 
+bool ResponseQueue::IsFull() const {
+  return messages_.size() >= max_messages_ || bytes_ >= max_bytes_;
+}
+
 bool ResponseQueue::full() const {
   MutexLock lock(&mutex_);
-  return messages_.size() >= max_messages_ || bytes_ >= max_bytes_;
+  return IsFull();
+}
+
+absl::Time ResponseQueue::full_since() const {
+  MutexLock lock(&mutex_);
+  return full_since_;
 }
 
 void ResponseQueue::Push(v1::GenerateResponse response) {
   MutexLock lock(&mutex_);
   bytes_ += static_cast<int64_t>(response.ByteSizeLong());
   messages_.push_back(std::move(response));
+  if (IsFull()) full_since_ = std::min(full_since_, absl::Now());
   changed_.SignalAll();
 }
 
@@ -39,6 +50,7 @@ std::optional<v1::GenerateResponse> ResponseQueue::Pop(absl::Duration timeout) {
   v1::GenerateResponse response = std::move(messages_.front());
   messages_.pop_front();
   bytes_ -= static_cast<int64_t>(response.ByteSizeLong());
+  full_since_ = absl::InfiniteFuture();  // it reads
   return response;
 }
 
@@ -55,6 +67,16 @@ absl::Status ResponseQueue::status() const {
 void ResponseQueue::Cancel() {
   MutexLock lock(&mutex_);
   cancelled_ = true;
+}
+
+void ResponseQueue::OnAbandon(std::function<void()> end_call) {
+  MutexLock lock(&mutex_);
+  end_call_ = std::move(end_call);
+}
+
+void ResponseQueue::Abandon() {
+  MutexLock lock(&mutex_);
+  if (end_call_) end_call_();
 }
 
 }  // namespace heavywater

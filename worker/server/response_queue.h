@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 
 #include "absl/status/status.h"
@@ -22,10 +23,14 @@ class ResponseQueue {
   // The step's side. A sequence whose queue is full sits out steps until its
   // client has read; one message more is always taken.
   bool full() const;
+  // InfiniteFuture() while it is not full.
+  absl::Time full_since() const;
   void Push(v1::GenerateResponse response);
   // Nothing comes after it. The first status stays.
   void Finish(absl::Status status);
   bool cancelled() const;
+  // Ends the call of a client that does not read: what OnAbandon() has set.
+  void Abandon();
 
   // The call's side. The next message; nothing after the last one (see status())
   // or when none came within `timeout`.
@@ -35,8 +40,12 @@ class ResponseQueue {
   absl::Status status() const;
   // The client is gone.
   void Cancel();
+  // Called on the step's thread, by Abandon(); null: the call is over. Must not call back.
+  void OnAbandon(std::function<void()> end_call);
 
  private:
+  bool IsFull() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const size_t max_messages_;
   const int64_t max_bytes_;
   mutable Mutex mutex_;
@@ -45,6 +54,8 @@ class ResponseQueue {
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<absl::Status> status_ ABSL_GUARDED_BY(mutex_);
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Time full_since_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  std::function<void()> end_call_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace heavywater

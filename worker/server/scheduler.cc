@@ -137,10 +137,22 @@ absl::StatusOr<CommandResult> Scheduler::Execute(const v1::GroupCommand& command
 absl::Status Scheduler::CloseCancelled() {
   for (size_t i = runs_.size(); i > 0; --i) {
     SequenceRun& run = *runs_[i - 1];
-    if (!run.responses().cancelled()) continue;
-    HW_RETURN_IF_ERROR(End(run, run.cancelled_status()));
+    if (run.responses().cancelled()) {
+      HW_RETURN_IF_ERROR(End(run, run.cancelled_status()));
+    } else if (ClientStalls(run)) {
+      run.responses().Abandon();
+      HW_RETURN_IF_ERROR(End(
+          run, absl::DeadlineExceededError(absl::StrCat(
+                   "the client has read nothing for ", absl::FormatDuration(options_.client_stall),
+                   " and holds a place that others wait for"))));
+    }
   }
   return absl::OkStatus();
+}
+
+// It holds device memory and a place in the batch: not for as long as it likes.
+bool Scheduler::ClientStalls(const SequenceRun& run) const {
+  return absl::Now() - run.responses().full_since() >= options_.client_stall;
 }
 
 absl::Status Scheduler::Admit() {

@@ -29,6 +29,7 @@ struct SchedulerOptions {
   int64_t lone_prompt_tokens = 16;                    // prompts of no more share no chunk
   absl::Duration max_stall = absl::Milliseconds(50);  // of decode, by prompts
   absl::Duration comm_timeout = absl::Seconds(30);
+  absl::Duration client_stall = absl::Seconds(60);  // of a client that leaves its queue full
 };
 
 class Scheduler {
@@ -52,7 +53,9 @@ class Scheduler {
   using Runs = std::vector<std::unique_ptr<SequenceRun>>;
 
   absl::StatusOr<CommandResult> Execute(const v1::GroupCommand& command);
+  // Whose clients have gone, or read nothing any more.
   absl::Status CloseCancelled();
+  bool ClientStalls(const SequenceRun& run) const;
   absl::Status Admit();
   bool FitsNow(const Generation& generation) const;
   absl::Status Open(const std::shared_ptr<Generation>& generation);

@@ -33,6 +33,7 @@ class SequenceRun {
   SequenceId id() const { return generation_->sequence; }
   const GenerationRequest& request() const { return generation_->request; }
   ResponseQueue& responses() { return generation_->responses; }
+  const ResponseQueue& responses() const { return generation_->responses; }
   const std::string& trace() const { return generation_->trace; }
   absl::Status cancelled_status() const { return generation_->CancelledStatus(); }
 

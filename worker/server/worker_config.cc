@@ -50,6 +50,7 @@ absl::Status CheckNumbers(const v1::WorkerConfig& config) {
   HW_RETURN_IF_ERROR(CheckRange("max_batch", config.max_batch(), 1, config.prompt_chunk_tokens()));
   HW_RETURN_IF_ERROR(CheckRange("max_queued", config.max_queued(), 1, 1 << 20));
   HW_RETURN_IF_ERROR(CheckRange("max_stall_ms", config.max_stall_ms(), 0, kDay));
+  HW_RETURN_IF_ERROR(CheckRange("client_stall_ms", config.client_stall_ms(), 1, kDay));
   HW_RETURN_IF_ERROR(CheckRange("reform_timeout_ms", config.reform_timeout_ms(), 0, kDay));
   HW_RETURN_IF_ERROR(
       CheckRange("snapshot_interval_tokens", config.snapshot_interval_tokens(), 0, 1 << 24));
@@ -163,6 +164,7 @@ v1::WorkerConfig DefaultWorkerConfig() {
   config.set_max_batch(64);
   config.set_max_queued(256);
   config.set_max_stall_ms(50);
+  config.set_client_stall_ms(60'000);
   config.set_default_policy("snapkv_h2o");
   config.set_report_interval_plans(16);
   config.set_drain_ms(5000);

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+MAX_RANKS = 256  # as many as a group may have
 _FIELDS = ("ranks", "model", "cache", "worker")
 # Who starts them gives each server its own.
 _STARTERS = {
@@ -40,8 +41,8 @@ def read_serve_config(path: Path) -> ServeConfig:
     if unknown:
         raise ValueError(f"{path}: no field {unknown[0]!r}, want {', '.join(_FIELDS)}")
     ranks = values.get("ranks", 1)
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
-        raise ValueError(f"{path}: ranks is {ranks!r}, want a whole number, 1 or more")
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MAX_RANKS:
+        raise ValueError(f"{path}: ranks is {ranks!r}, want a whole number, 1 to {MAX_RANKS}")
     model = values.get("model")
     if model is not None and not isinstance(model, str):
         raise ValueError(f"{path}: model is {model!r}, want a GGUF file or a folder")

@@ -264,6 +264,7 @@ TEST_F(RegistryTest, LongTextComesInPagesBelowTheLimitOfAMessage) {
   const auto first = registry_.sequences().Get(id);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(first->num_tokens(), kTokens);
+  EXPECT_EQ(registry_.sequences().List({})->sequences(0).num_tokens(), kTokens);
   EXPECT_EQ(first->tokens_size(), 700'000);
   EXPECT_LT(first->ByteSizeLong(), size_t{4} << 20);
   const auto second = registry_.sequences().Get(id, first->tokens_size());

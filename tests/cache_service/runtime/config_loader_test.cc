@@ -71,6 +71,9 @@ TEST_F(ConfigLoaderTest, RefusesAValueOfTheWrongTypeNamingKeyValueAndType) {
 
 TEST_F(ConfigLoaderTest, RefusesBrokenFiles) {
   EXPECT_EQ(LoadConfig("/no/such/file", {}, &config_).code(), absl::StatusCode::kNotFound);
+  const absl::Status folder = LoadConfig(::testing::TempDir(), {}, &config_);
+  EXPECT_EQ(folder.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(folder.message()), HasSubstr("is a folder"));
   for (const char* text : {"a: b: c", "- list\n", "just text\n", "drain_ms: 1\ndrain_ms: 2\n"}) {
     EXPECT_EQ(LoadConfig(WriteFile(text), {}, &config_).code(), absl::StatusCode::kInvalidArgument)
         << text;

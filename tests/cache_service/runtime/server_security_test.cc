@@ -259,6 +259,18 @@ TEST(ChannelsTest, RefusesHalfOfWhatTlsNeeds) {
               HasSubstr("/no/such/file"));
 }
 
+TEST(CheckServerSecurityTest, APortIsANumberThatFits) {
+  EXPECT_TRUE(CheckServerSecurity({.listen_address = "127.0.0.1:65535"}).ok());
+  EXPECT_TRUE(CheckServerSecurity({.listen_address = "[::1]:0"}).ok());
+  for (const char* address : {"127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:", "127.0.0.1:+7",
+                              "127.0.0.1:http", "127.0.0.1:-1", "127.0.0.1:99999999999"}) {
+    const absl::Status refused = CheckServerSecurity({.listen_address = address});
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << address;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("want a port of 0 to 65535")) << address;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(address));
+  }
+}
+
 TEST(CheckServerSecurityTest, PlaintextIsForLoopbackUnlessItIsAllowed) {
   EXPECT_TRUE(CheckServerSecurity({.listen_address = "127.0.0.1:0"}).ok());
   const absl::Status refused = CheckServerSecurity({.listen_address = "0.0.0.0:7700"});

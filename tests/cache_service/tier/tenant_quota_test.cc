@@ -36,6 +36,17 @@ TEST(TenantBookTest, ARefusalNamesTenantNeedAndLimitAndHoldsNothing) {
   EXPECT_EQ(TenantShortageOf(absl::ResourceExhaustedError("of a tier")), std::nullopt);
 }
 
+// Else its finished sequences would end for one that no room is enough for.
+TEST(TenantBookTest, WhatAnEmptyAccountHasNoRoomForIsRefusedBeforeTheCountOfSequences) {
+  TenantBook book;
+  book.SetLimits("acme", TenantLimits{.host_bytes = 100, .sequences = 1});
+  ASSERT_TRUE(book.TryHold("acme", {.host_bytes = 10, .sequences = 1}).ok());
+  EXPECT_EQ(TenantShortageOf(book.TryHold("acme", {.host_bytes = 101, .sequences = 1}))->what,
+            "host_bytes");
+  EXPECT_EQ(TenantShortageOf(book.TryHold("acme", {.host_bytes = 100, .sequences = 1}))->what,
+            "sequences");
+}
+
 TEST(TenantBookTest, TheDefaultHoldsForWhoeverHasNoQuotaAndZeroIsNone) {
   TenantBook book;
   EXPECT_TRUE(book.TryHold("a", {.host_bytes = int64_t{1} << 60}).ok());

@@ -134,6 +134,7 @@ def test_serve_starts_what_a_yaml_says_and_options_count_before_it(
         ("rank: 2", "no field 'rank', want ranks"),
         ("ranks: two", "ranks is 'two', want a whole number"),
         ("ranks: true", "ranks is True"),
+        ("ranks: 99999", "ranks is 99999, want a whole number, 1 to 256"),
         ("model: 7", "model is 7"),
         ("cache: 5", "cache is 5, want the fields of heavywater-cache's configuration"),
         ("worker: {rank: 1}", "worker.rank is what heavywater serve gives the server"),

@@ -1,5 +1,6 @@
 #include "worker/server/scheduler.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -317,6 +318,43 @@ TEST_F(SchedulerTest, ASlowClientStallsNobodyElse) {
   const Generated generated = ServerTestGroup::ReadAll(**slow);
   EXPECT_TRUE(generated.status.ok());
   EXPECT_THAT(generated.messages, SizeIs(Generation::kMaxUnreadMessages + 60));
+}
+
+TEST_F(SchedulerTest, AClientThatReadsNothingLosesItsPlace) {
+  ServerTestGroup group(model_, 1, [](v1::WorkerConfig& config) {
+    config.set_max_batch(1);
+    config.set_client_stall_ms(300);
+  });
+  const auto stalled = group.engine().Start(Bounded(SomeTokens(2, 1), 60));
+  ASSERT_TRUE(stalled.ok());
+  std::atomic<bool> call_ended = false;
+  (*stalled)->responses.OnAbandon([&call_ended] { call_ended = true; });
+  for (size_t i = 0; i < Generation::kMaxUnreadMessages; ++i) {
+    (*stalled)->responses.Push(v1::GenerateResponse());
+  }
+  group.Start();
+  // Its place is the only one.
+  EXPECT_THAT(group.Generate(Bounded(SomeTokens(3, 2), 40)).messages, SizeIs(40));
+  EXPECT_TRUE(call_ended);
+  const absl::Status status = (*stalled)->responses.status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has read nothing for 300ms"));
+}
+
+TEST_F(SchedulerTest, AClientThatReadsNowAndThenKeepsItsPlace) {
+  ResponseQueue responses(2, 1 << 20);
+  EXPECT_EQ(responses.full_since(), absl::InfiniteFuture());
+  responses.Push(v1::GenerateResponse());
+  EXPECT_EQ(responses.full_since(), absl::InfiniteFuture());
+  responses.Push(v1::GenerateResponse());
+  const absl::Time since = responses.full_since();
+  EXPECT_LE(since, absl::Now());
+  responses.Push(v1::GenerateResponse());
+  EXPECT_EQ(responses.full_since(), since);
+  ASSERT_TRUE(responses.Pop(absl::ZeroDuration()).has_value());
+  EXPECT_EQ(responses.full_since(), absl::InfiniteFuture()) << "full, but it reads";
+  responses.Push(v1::GenerateResponse());
+  EXPECT_GE(responses.full_since(), since);
 }
 
 TEST_F(SchedulerTest, MoreThanMaxQueuedAreRefusedAtOnce) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -52,7 +53,7 @@ def _quota_line(tenant: admin_pb2.TenantStats) -> str:
 
     used, quota = tenant.used, tenant.quota
     return (
-        f'tenant "{tenant.tenant}": host {part(used.host_bytes, quota.host_bytes)} bytes, '
+        f"tenant {json.dumps(tenant.tenant)}: host {part(used.host_bytes, quota.host_bytes)} bytes, "
         f"below {part(used.lower_bytes, quota.lower_bytes)} bytes, "
         f"sequences {part(used.sequences, quota.sequences)}{'' if tenant.own_quota else ' (default quota)'}"
     )
@@ -143,6 +144,8 @@ def drain(
     """Take no new sequences, and wait until none runs. Exit status 3: some still do."""
     if undo and (suspend or deadline):
         raise ValueError("--undo with --suspend or --deadline, want --undo alone")
+    if not math.isfinite(deadline):
+        raise ValueError(f"--deadline is {deadline}, want seconds")
     with Client(cache=cache) as client:
         if undo:
             client.undo_drain()

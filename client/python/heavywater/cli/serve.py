@@ -15,7 +15,7 @@ from heavywater.cli.policy import RECALL
 from heavywater.local import LocalOptions, LocalServers
 from heavywater.local_security import LocalSecurity
 from heavywater.security import CA_FILE
-from heavywater.serve_config import ServeConfig, read_serve_config
+from heavywater.serve_config import MAX_RANKS, ServeConfig, read_serve_config
 
 
 def serve(
@@ -27,7 +27,7 @@ def serve(
             help="YAML: ranks, model; under cache and worker the fields of their own configuration.",
         ),
     ] = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Tensor-parallel workers [1].")] = None,
+    ranks: Annotated[int | None, typer.Option(min=1, max=MAX_RANKS, help="Tensor-parallel workers [1].")] = None,
     model: LocalModel = None,
     policy: Annotated[
         str | None,

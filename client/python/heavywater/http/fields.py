@@ -108,7 +108,9 @@ class Fields:
         """A field of which only some values are served, absent among them."""
         value = self.take(field)
         if value is not None and not any(value == one and type(value) is type(one) for one in served):
-            wanted = " or ".join(shown(one) for one in served) or "it absent"
+            # An object is shown as one; which one is wanted has to be said.
+            wanted = " or ".join(json.dumps(one) if isinstance(one, dict) else shown(one) for one in served)
+            wanted = wanted or "it absent"
             raise invalid(self.name(field), f"is {shown(value)}, which is not served; want {wanted}")
 
     def done(self) -> None:
