@@ -48,7 +48,7 @@ def test_both_go_on_as_one_that_was_never_forked(
 ) -> None:
     questions = [long_prompt[400:425], long_prompt[600:630]]
     with cluster(
-        folder, ranks, cache={"state_dir": folder / "state", "sequence_lease_ms": 15000}, worker=WORKER
+        folder, ranks, cache={"state_dir": folder / "state", "sequence_lease_ms": 25000}, worker=WORKER
     ) as group:
         alone = [Conversation(group, long_prompt[:150], policy) for _ in questions]  # type: ignore[arg-type]
         for talk in alone:
