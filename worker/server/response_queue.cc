@@ -50,7 +50,8 @@ std::optional<v1::GenerateResponse> ResponseQueue::Pop(absl::Duration timeout) {
   v1::GenerateResponse response = std::move(messages_.front());
   messages_.pop_front();
   bytes_ -= static_cast<int64_t>(response.ByteSizeLong());
-  full_since_ = absl::InfiniteFuture();  // it reads
+  // It reads: what it leaves after this counts anew.
+  full_since_ = IsFull() ? absl::Now() : absl::InfiniteFuture();
   return response;
 }
 

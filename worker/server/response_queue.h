@@ -23,7 +23,7 @@ class ResponseQueue {
   // The step's side. A sequence whose queue is full sits out steps until its
   // client has read; one message more is always taken.
   bool full() const;
-  // InfiniteFuture() while it is not full.
+  // Since when it is full and nothing was taken; InfiniteFuture() while it is not full.
   absl::Time full_since() const;
   void Push(v1::GenerateResponse response);
   // Nothing comes after it. The first status stays.
