@@ -10,4 +10,8 @@ namespace heavywater {
 // Extends `crc` (0 to begin) by `bytes`. Crc32c("123456789") == 0xe3069283.
 uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc = 0);
 
+// Copies the bytes to `to`, which must not overlap them, and extends `crc` by what then lies
+// there: as fast as a copy alone.
+uint32_t CopyWithCrc32c(std::span<const std::byte> from, std::byte* to, uint32_t crc = 0);
+
 }  // namespace heavywater

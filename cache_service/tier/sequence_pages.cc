@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
+#include "cache_service/base/copy_bytes.h"
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/status.h"
 #include "cache_service/tier/slab_view.h"
@@ -226,7 +227,7 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
                                                       " comes after row ", entry->rows_written,
                                                       ", which has not been written"));
   }
-  std::memcpy(to + replayed.size(), bytes.data() + replayed.size(), bytes.size() - replayed.size());
+  CopyIn(*entry, first_row + static_cast<int>(committed), bytes.subspan(replayed.size()));
   entry->sealed = false;
   Touch(KeyOf(rows.layer, rows.kv_head, page));
   // It was offered the slab and could not map it, or did not want to.
@@ -235,6 +236,18 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
   entry->rows_written =
       std::max<int32_t>(entry->rows_written, first_row + static_cast<int>(rows.num_positions));
   return absl::OkStatus();
+}
+
+// Of a page that comes whole the checksum costs nothing while it is copied. (What a rank writes
+// in place may be anywhere.)
+void SequencePages::CopyIn(PageEntry& entry, int first_row, std::span<const std::byte> rows) {
+  const std::span<std::byte> page = PageBytes(entry);
+  entry.summed = !entry.direct && rows.size() == page.size();
+  if (entry.summed) {
+    entry.crc = CopyWithCrc32c(rows, page.data());
+  } else {
+    CopyBytes(rows, page.data() + first_row * spec_.geometry.row_bytes);
+  }
 }
 
 // A commit usually covers few positions of many pages: look those up; where it
@@ -296,7 +309,8 @@ std::span<std::byte> SequencePages::PageBytes(const PageEntry& entry) const {
 
 void SequencePages::Seal(Key key, PageEntry& entry) {
   Touch(key);
-  entry.crc = Crc32c(PageBytes(entry));
+  if (!entry.summed || entry.direct) entry.crc = Crc32c(PageBytes(entry));
+  entry.summed = false;
   entry.sealed = true;
 }
 
@@ -318,12 +332,14 @@ absl::StatusOr<std::optional<PagePlace>> SequencePages::Read(const RowRange& row
   const std::span<const std::byte> whole = PageBytes(*entry);
   const size_t first =
       int64_t{spec_.geometry.RowOf(rows.first_position)} * spec_.geometry.row_bytes;
-  std::memcpy(bytes.data(), whole.data() + first, bytes.size());
-  if (!entry->sealed) return std::nullopt;
+  if (!entry->sealed) {
+    CopyBytes(whole.subspan(first, bytes.size()), bytes.data());
+    return std::nullopt;
+  }
   // The copy is checked, not the original, so that what is returned is what was
   // checked.
   uint32_t crc = Crc32c(whole.first(first));
-  crc = Crc32c(bytes, crc);
+  crc = CopyWithCrc32c(whole.subspan(first, bytes.size()), bytes.data(), crc);
   crc = Crc32c(whole.subspan(first + bytes.size()), crc);
   if (crc == entry->crc) return std::nullopt;
   return absl::DataLossError(

@@ -49,15 +49,16 @@ struct PageEntry {
   int16_t rank = 0;                       // that fills it, or kNoRank
   uint8_t tier = kHostTier;               // in a lower one `offset` means nothing
   PageDtype coding = PageDtype::kOpaque;  // of a page below that is stored at 8 bits
-  bool direct = false;                    // the rank may fill it in the slab, past rows_written
-  bool sealed = false;
-  bool moving = false;   // to another tier: only whoever moves it may change its tier
-  bool stuck = false;    // its bytes are damaged or lost: it moves nowhere
-  bool resting = false;  // its rank does not read it in place before it asks for it
-  bool rounded = false;  // has been stored at 8 bits
-  bool shared = false;   // other sequences may hold its memory, too: nobody writes to it
+  bool direct : 1 = false;                // the rank may fill it in the slab, past rows_written
+  bool sealed : 1 = false;
+  bool summed : 1 = false;  // not sealed, but `crc` is already of the page as Write() got it, whole
+  bool moving : 1 = false;  // to another tier: only whoever moves it may change its tier
+  bool stuck : 1 = false;   // its bytes are damaged or lost: it moves nowhere
+  bool resting : 1 = false;  // its rank does not read it in place before it asks for it
+  bool rounded : 1 = false;  // has been stored at 8 bits
+  bool shared : 1 = false;   // other sequences may hold its memory, too: nobody writes to it
   // A process of its rank that was replaced may still write to it: the next one gets a copy.
-  bool contested = false;
+  bool contested : 1 = false;
 };
 
 // Not thread safe; HostPageStore holds its mutex around every call. The slab must
@@ -278,6 +279,7 @@ class SequencePages {
   void ListResting(Key key, const PageEntry* entry);
   std::span<std::byte> PageBytes(const PageEntry& entry) const;
   void Seal(Key key, PageEntry& entry);
+  void CopyIn(PageEntry& entry, int first_row, std::span<const std::byte> rows);
   void Touch(Key key) {
     if (tracks_) touched_.push_back(key);
   }

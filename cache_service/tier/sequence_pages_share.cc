@@ -140,6 +140,7 @@ void SequencePages::CopyOnWrite(Key key, int64_t offset, int64_t watermark) {
   std::memset(to + bytes, 0, static_cast<size_t>(spec_.geometry.page_bytes() - bytes));
   entry.offset = offset;
   entry.sealed = false;
+  entry.summed = false;
   entry.contested = false;
   MarkShared(entry, false);
 }

@@ -80,8 +80,7 @@ absl::Status SequencePages::CopyOut(const PagePlace& place, std::span<std::byte>
   if (entry == nullptr || entry->tier != kHostTier) {
     return absl::NotFoundError(absl::StrCat(Describe(place.key), " is not in the host tier"));
   }
-  std::memcpy(bytes.data(), PageBytes(*entry).data(), bytes.size());
-  const uint32_t crc = Crc32c(bytes);
+  const uint32_t crc = CopyWithCrc32c(PageBytes(*entry).first(bytes.size()), bytes.data());
   if (crc == place.crc32c) return absl::OkStatus();
   return absl::DataLossError(
       absl::StrCat(Describe(place.key), ": checksum is ", crc, ", want ", place.crc32c));

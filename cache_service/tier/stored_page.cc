@@ -86,9 +86,9 @@ absl::StatusOr<uint32_t> TakeStoredPage(const PageKey& key, std::span<const std:
                                             header.fingerprint, ", want ", key.fingerprint));
   }
   if (header.page_bytes != want) return Damaged(key, "page_bytes", header.page_bytes, want);
-  std::memcpy(bytes.data(), stored.data() + kStoredHeaderBytes, bytes.size());
   // The copy is checked, so that what is returned is what was checked.
-  const uint32_t crc = Crc32c(bytes);
+  const uint32_t crc =
+      CopyWithCrc32c(stored.subspan(kStoredHeaderBytes, bytes.size()), bytes.data());
   if (crc != header.crc32c) return Damaged(key, "its checksum", crc, header.crc32c);
   return crc;
 }

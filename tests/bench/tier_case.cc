@@ -10,8 +10,7 @@ namespace {
 
 constexpr int kRowBytes = 512;  // K and V at head size 128 in 16 bits
 
-// Each page is a sequence: one that is not full stays open, whatever becomes of others.
-SequenceId SequenceOf(int page) { return static_cast<SequenceId>(page) + 1; }
+constexpr SequenceId kSequence = 1;
 
 }  // namespace
 
@@ -28,22 +27,30 @@ HostTierCase::HostTierCase(std::unique_ptr<Slab> slab, const PageGeometry& geome
 absl::StatusOr<std::unique_ptr<HostTierCase>> HostTierCase::Create(int64_t bytes, int pages,
                                                                    bool sealed) {
   const PageGeometry geometry = {.num_layers = 1,
-                                 .num_kv_heads = 1,
+                                 .num_kv_heads = sealed ? 1 : pages,
                                  .page_tokens = static_cast<int>(bytes / kRowBytes),
                                  .row_bytes = kRowBytes};
-  HW_ASSIGN_OR_RETURN(auto slab, Slab::Create("", (bytes + kSlabUnitBytes) * pages));
+  HW_ASSIGN_OR_RETURN(auto slab, Slab::Create("", (bytes + kSlabUnitBytes) * (pages + 1)));
   std::unique_ptr<HostTierCase> host(new HostTierCase(std::move(slab), geometry, sealed));
-  for (int page = 0; page < pages; ++page) {
-    const SequenceId sequence = SequenceOf(page);
-    HW_RETURN_IF_ERROR(host->store_.Open(
-        {.sequence = sequence, .geometry = geometry, .max_tokens = geometry.page_tokens}));
-    HW_ASSIGN_OR_RETURN(
-        const Reservation reservation,
-        host->store_.Reserve({.sequence = sequence, .heads = {0, 1}, .num_pages = 1},
-                             /*direct=*/false));
-    host->offsets_.push_back(reservation.offsets.at(0));
-  }
+  const int pages_of_head = sealed ? pages : 1;
+  HW_RETURN_IF_ERROR(
+      host->store_.Open({.sequence = kSequence,
+                         .geometry = geometry,
+                         .max_tokens = int64_t{pages_of_head} * geometry.page_tokens}));
+  HW_ASSIGN_OR_RETURN(
+      Reservation reservation,
+      host->store_.Reserve(
+          {.sequence = kSequence, .heads = {0, geometry.num_kv_heads}, .num_pages = pages_of_head},
+          /*direct=*/false));
+  host->offsets_ = std::move(reservation.offsets);
   return host;
+}
+
+RowRange HostTierCase::RowsOf(int page) const {
+  return {.sequence = kSequence,
+          .kv_head = sealed_ ? 0 : page,
+          .first_position = sealed_ ? int64_t{page} * geometry_.page_tokens : 0,
+          .num_positions = bytes() / kRowBytes};
 }
 
 int64_t HostTierCase::bytes() const {
@@ -51,22 +58,19 @@ int64_t HostTierCase::bytes() const {
 }
 
 absl::Status HostTierCase::Put(int page, std::span<const std::byte> bytes) {
-  const RowRange rows = {.sequence = SequenceOf(page),
-                         .num_positions = static_cast<int64_t>(bytes.size()) / kRowBytes};
+  const RowRange rows = RowsOf(page);
   HW_RETURN_IF_ERROR(store_.Write(0, rows, bytes));
   if (!sealed_) return absl::OkStatus();
-  return store_.Commit(rows.sequence, 0, rows.num_positions);
+  return store_.Commit(kSequence, 0, rows.first_position + rows.num_positions);
 }
 
-absl::Status HostTierCase::MakeReadable(int page) {
+absl::Status HostTierCase::MakeReadable() {
   if (sealed_) return absl::OkStatus();
-  return store_.Commit(SequenceOf(page), 0, bytes() / geometry_.row_bytes);
+  return store_.Commit(kSequence, 0, RowsOf(0).num_positions);
 }
 
 absl::Status HostTierCase::Get(int page, std::span<std::byte> bytes) {
-  return store_.Read({.sequence = SequenceOf(page),
-                      .num_positions = static_cast<int64_t>(bytes.size()) / kRowBytes},
-                     bytes);
+  return store_.Read(RowsOf(page), bytes);
 }
 
 std::span<std::byte> HostTierCase::Memory(int page) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cache_service/base/bfloat16.h"
+#include "cache_service/base/copy_bytes.h"
 #include "cache_service/base/crc32c.h"
 #include "cache_service/base/executor.h"
 #include "cache_service/base/float16.h"
@@ -44,6 +45,24 @@ TEST(Crc32cTest, LongTextsEqualThePiecesOfThemOneByteAtATime) {
     uint32_t piecewise = 0;
     for (size_t i = 0; i < size; ++i) piecewise = Crc(text.substr(i, 1), piecewise);
     EXPECT_EQ(Crc(text.substr(0, size)), piecewise) << size;
+  }
+}
+
+TEST(Crc32cTest, ACopyIsTheBytesAndItsChecksumTheirs) {
+  std::vector<std::byte> from;
+  for (uint32_t i = 0; i < 70'000; ++i) {
+    from.push_back(static_cast<std::byte>(i * 2654435761u >> 24));
+  }
+  for (const size_t size : {0, 1, 8, 63, 3071, 3072, 3073, 6143, 6144, 6149, 9216, 9999, 65'536}) {
+    const auto source = std::span<const std::byte>(from).subspan(3, size);
+    std::vector<std::byte> plain(size + 2, std::byte{0xaa});
+    CopyBytes(source, plain.data() + 1);
+    std::vector<std::byte> to(size + 2, std::byte{0xaa});
+    EXPECT_EQ(CopyWithCrc32c(source, to.data() + 1, 0x1234), Crc32c(source, 0x1234)) << size;
+    EXPECT_TRUE(std::equal(source.begin(), source.end(), to.begin() + 1)) << size;
+    EXPECT_EQ(to, plain) << size;
+    EXPECT_EQ(to.front(), std::byte{0xaa}) << size;
+    EXPECT_EQ(to.back(), std::byte{0xaa}) << size;
   }
 }
 
