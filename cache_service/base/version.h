@@ -3,10 +3,6 @@
 
 namespace heavywater {
 
-#ifdef HEAVYWATER_VERSION
-inline constexpr char kVersion[] = HEAVYWATER_VERSION;
-#else
-inline constexpr char kVersion[] = "unknown";
-#endif
+extern const char* const kVersion;
 
 }  // namespace heavywater

@@ -86,7 +86,6 @@ endif()
 function(heavywater_compile_options target)
   target_compile_options(${target} PRIVATE
     $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${HEAVYWATER_WARNINGS}>)
-  target_compile_definitions(${target} PRIVATE HEAVYWATER_VERSION="${PROJECT_VERSION}")
 endfunction()
 
 # Which of the headers their own source includes before anything else: that it compiles

@@ -28,10 +28,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heavywater._engine import EngineGroup as _EngineGroup
-from heavywater._engine import LocalDevice as _LocalDevice
-from heavywater._engine import LocalEngine as _LocalEngine
-from heavywater._engine import Phase, PolicyOptions, RecallOptions, SequenceStats, preset
+try:
+    from heavywater._engine import EngineGroup as _EngineGroup
+    from heavywater._engine import LocalDevice as _LocalDevice
+    from heavywater._engine import LocalEngine as _LocalEngine
+    from heavywater._engine import Phase, PolicyOptions, RecallOptions, SequenceStats, preset
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "heavywater.engine wants the compiled module heavywater._engine: install the wheel that deploy/local/wheel "
+        "builds, or run within deploy/local/run (pip install ./client/python has none)",
+        name=error.name,
+    ) from error
 from heavywater.attention_types import AttentionShape
 
 __all__ = [

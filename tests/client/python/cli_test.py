@@ -186,7 +186,7 @@ def test_a_server_that_is_not_there_is_one_line_of_error() -> None:
 def test_inspect_shows_the_text_the_counts_and_the_heaviest_tokens(servers: FakeServers) -> None:
     done = run("inspect", "42", "--cache", servers.address, "--address", servers.address)
     assert done.returncode == 0, done.stderr
-    assert "abcdefghijklmnopqrst" in done.stdout
+    assert "{a}bc[d]e[fg]hijklmnopqr<st>" in done.stdout, "marks, since there are no colours"
     assert "sinks 1" in done.stdout
     assert "heavy 2" in done.stdout
     assert "'d'" in done.stdout

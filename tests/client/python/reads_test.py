@@ -43,6 +43,15 @@ def test_tokens_that_were_read_more_often_are_darker_and_others_plain(client: Cl
     assert "\x1b[0mx" in shown
 
 
+def test_without_colours_there_are_marks(client: Client) -> None:
+    out = io.StringIO()
+    reads = Counter({0: 16, 1: 8, 2: 7, 3: 3, 4: 1, 6: 16})
+    print_reads(Console(file=out, width=200), client.get_model(), "cdefg", "xy", reads)
+    lines = out.getvalue().splitlines()
+    assert lines[1] == "[[[cd]]][[e]][f](g)x[[[y]]]"
+    assert "[[[ half or more ]]]" in lines[3]
+
+
 def test_reads_of_the_answer_itself_are_counted_apart(client: Client) -> None:
     said = " ".join(printed(client, "cd", "", {0: 5, 2: 3}).split())
     assert "2 tokens, 8 reads, 3 of them of the answer itself" in said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heavywater.cli.connection import Json
-from heavywater.cli.highlight import highlighted, token_texts
+from heavywater.cli.highlight import highlighted, marks_for, token_texts
 from heavywater.cli.policy import MAX_SEED
 from heavywater.client import Client
 from heavywater.errors import HeavywaterError
@@ -30,6 +30,7 @@ STYLES = {
     "dropped": "dim strike",
 }
 _PARTLY_HEAVY = "yellow"  # in some sets, not in most
+_MARKS = {STYLES["sinks"]: ("{", "}"), STYLES["recent"]: ("<", ">"), STYLES["heavy"]: ("[", "]")}
 _SOME = 0.1  # of the sets: nearly everything is heavy in one of them
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _MOST_CELLS = 100
@@ -61,11 +62,12 @@ def inspect(
         return
     console = Console()
     console.print(_heading(sequence, inspection, layer), highlight=False)
+    marks = marks_for(console, _MARKS)
     if pieces:
-        console.print(_highlighted(inspection, pieces))
+        console.print(_highlighted(inspection, pieces, marks))
     else:
         console.print("(give --address for the text: the tokenizer is the worker's)", style="dim")
-    console.print(_legend(inspection))
+    console.print(_legend(inspection, marks))
     console.print(_overview(inspection, min(console.width, _MOST_CELLS)))
     console.print(heaviest_table(inspection, lambda position: _piece(pieces, position), top))
 
@@ -100,14 +102,15 @@ def _style(inspection: Inspection, position: int) -> str:
     return STYLES[kind]
 
 
-def _highlighted(inspection: Inspection, pieces: list[str]) -> Text:
-    return highlighted(pieces[: inspection.tokens_seen], lambda position: _style(inspection, position))
+def _highlighted(inspection: Inspection, pieces: list[str], marks: Mapping[str, tuple[str, str]] | None) -> Text:
+    return highlighted(pieces[: inspection.tokens_seen], lambda position: _style(inspection, position), marks)
 
 
-def _legend(inspection: Inspection) -> Text:
+def _legend(inspection: Inspection, marks: Mapping[str, tuple[str, str]] | None) -> Text:
     legend = Text("\nin most sets: ")
     for kind, count in inspection.counts().items():
-        legend.append(f" {kind} {count:.0f} ", style=STYLES[kind])
+        style = STYLES[kind]
+        legend.append(highlighted([f" {kind} {count:.0f} "], lambda _, style=style: style, marks))
         legend.append(" ")
     legend.append("\nheavy in some", style=_PARTLY_HEAVY)
     legend.append(f" ({_SOME:.0%} or more); counts: mean positions in a set", style="dim")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from heavywater.cli.highlight import highlighted, token_texts
+from heavywater.cli.highlight import highlighted, marks_for, token_texts
 from heavywater.generation import Token
 from heavywater.model import Model
 
@@ -20,6 +20,12 @@ STYLES = (
     (1 / 8, "black on #ffba08"),
     (0.0, "black on #fff3b0"),
 )
+_MARKS = {
+    STYLES[0][1]: ("[[[", "]]]"),
+    STYLES[1][1]: ("[[", "]]"),
+    STYLES[2][1]: ("[", "]"),
+    STYLES[3][1]: ("(", ")"),
+}
 _TOP = 10
 
 
@@ -36,8 +42,9 @@ def print_reads(console: Console, model: Model, given: str, suffix: str, reads: 
     pieces = token_texts(model, [*model.encode(given), *(model.encode(suffix) if suffix else [])])
     most = max(reads.values(), default=0)
     console.print()
-    console.print(highlighted(pieces, lambda position: _style(reads[position], most)))
-    console.print(_legend(reads, len(pieces)))
+    marks = marks_for(console, _MARKS)
+    console.print(highlighted(pieces, lambda position: _style(reads[position], most), marks))
+    console.print(_legend(reads, len(pieces), marks))
     if reads:
         console.print(_table(reads, pieces))
 
@@ -55,12 +62,12 @@ def _style(count: int, most: int) -> str:
     return next(style for share, style in STYLES if count >= share * most) if count else ""
 
 
-def _legend(reads: Counter[int], given_tokens: int) -> Text:
+def _legend(reads: Counter[int], given_tokens: int, marks: Mapping[str, tuple[str, str]] | None) -> Text:
     if not reads:
         return Text("\nnothing was read in place", style="dim")
     legend = Text("\nread in place, of the most read token's reads: ")
     for (share, style), words in zip(STYLES, ("half or more", "a quarter", "an eighth", "less"), strict=True):
-        legend.append(f" {words} ", style=style)
+        legend.append(highlighted([f" {words} "], lambda _, style=style: style, marks))
         legend.append(" " if share else "")
     own = sum(count for position, count in reads.items() if position >= given_tokens)
     own_words = f", {own} of them of the answer itself" if own else ""

@@ -7,6 +7,15 @@ Needs torch and transformers (5.x), and the module that `deploy/local/setup` bui
 supported.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+    import transformers as _transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"heavywater.hf wants {error.name}, which is not installed: pip install 'heavywater[hf]' has what it needs",
+        name=error.name,
+    ) from error
+
 from heavywater.hf.attach import attach
 from heavywater.hf.cache import CacheStats, HeavywaterCache
 from heavywater.hf.models import UnsupportedModelError
