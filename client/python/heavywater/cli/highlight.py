@@ -33,6 +33,11 @@ def highlighted(
     return text
 
 
+def stretch(words: str, style: str, marks: Mapping[str, tuple[str, str]] | None) -> Text:
+    """Words in one style, marked as the text's, for a legend."""
+    return highlighted([words], lambda _: style, marks)
+
+
 def marks_for(console: Console, marks: Mapping[str, tuple[str, str]]) -> Mapping[str, tuple[str, str]] | None:
     """`marks` where the console has no colours."""
     return marks if console.no_color or console.color_system is None else None

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heavywater.cli.connection import Json
-from heavywater.cli.highlight import highlighted, marks_for, token_texts
+from heavywater.cli.highlight import highlighted, marks_for, stretch, token_texts
 from heavywater.cli.policy import MAX_SEED
 from heavywater.client import Client
 from heavywater.errors import HeavywaterError
@@ -109,8 +109,7 @@ def _highlighted(inspection: Inspection, pieces: list[str], marks: Mapping[str, 
 def _legend(inspection: Inspection, marks: Mapping[str, tuple[str, str]] | None) -> Text:
     legend = Text("\nin most sets: ")
     for kind, count in inspection.counts().items():
-        style = STYLES[kind]
-        legend.append(highlighted([f" {kind} {count:.0f} "], lambda _, style=style: style, marks))
+        legend.append(stretch(f" {kind} {count:.0f} ", STYLES[kind], marks))
         legend.append(" ")
     legend.append("\nheavy in some", style=_PARTLY_HEAVY)
     legend.append(f" ({_SOME:.0%} or more); counts: mean positions in a set", style="dim")

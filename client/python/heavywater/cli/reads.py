@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from heavywater.cli.highlight import highlighted, marks_for, token_texts
+from heavywater.cli.highlight import highlighted, marks_for, stretch, token_texts
 from heavywater.generation import Token
 from heavywater.model import Model
 
@@ -67,7 +67,7 @@ def _legend(reads: Counter[int], given_tokens: int, marks: Mapping[str, tuple[st
         return Text("\nnothing was read in place", style="dim")
     legend = Text("\nread in place, of the most read token's reads: ")
     for (share, style), words in zip(STYLES, ("half or more", "a quarter", "an eighth", "less"), strict=True):
-        legend.append(highlighted([f" {words} "], lambda _, style=style: style, marks))
+        legend.append(stretch(f" {words} ", style, marks))
         legend.append(" " if share else "")
     own = sum(count for position, count in reads.items() if position >= given_tokens)
     own_words = f", {own} of them of the answer itself" if own else ""
