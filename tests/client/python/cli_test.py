@@ -121,7 +121,7 @@ def test_generate_shows_what_was_read_in_the_text_below_the_answer(servers: Fake
     done = run("generate", *options, "--show-reads")
     assert done.returncode == 0, done.stderr
     answer, _, text, *_ = done.stdout.split("\n")
-    assert (answer, text) == ("defg", "abcde")
+    assert (answer, text) == ("defg", "[[ab]]c[[[d]]]e")
     assert "2 tokens, 12 reads" in " ".join(done.stdout.split())
     assert run_json("generate", *options, "--show-reads")["reads"] == [[2, 9], [0, 3]]
     assert run_json("generate", *options)["reads"] is None
