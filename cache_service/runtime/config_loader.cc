@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <system_error>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -70,8 +71,14 @@ absl::Status ApplyEntry(const std::string& key, const YAML::Node& value, Message
 // yaml-cpp throws; nothing of it leaves this function.
 absl::Status ApplyYaml(const std::string& text, Message* config) {
   try {
-    const YAML::Node root = YAML::Load(text);
-    if (root.IsNull()) return absl::OkStatus();  // an empty file
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the file has ", documents.size(), " documents, want one"));
+    }
+    if (documents.empty()) return absl::OkStatus();
+    const YAML::Node& root = documents.front();
+    if (root.IsNull()) return absl::OkStatus();
     if (!root.IsMap()) {
       return absl::InvalidArgumentError("the file is not a map of configuration keys");
     }

@@ -74,7 +74,8 @@ TEST_F(ConfigLoaderTest, RefusesBrokenFiles) {
   const absl::Status folder = LoadConfig(::testing::TempDir(), {}, &config_);
   EXPECT_EQ(folder.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(folder.message()), HasSubstr("is a folder"));
-  for (const char* text : {"a: b: c", "- list\n", "just text\n", "drain_ms: 1\ndrain_ms: 2\n"}) {
+  for (const char* text : {"a: b: c", "- list\n", "just text\n", "drain_ms: 1\ndrain_ms: 2\n",
+                           "drain_ms: 1\n---\ndrain_ms: 2\n"}) {
     EXPECT_EQ(LoadConfig(WriteFile(text), {}, &config_).code(), absl::StatusCode::kInvalidArgument)
         << text;
   }
@@ -82,7 +83,9 @@ TEST_F(ConfigLoaderTest, RefusesBrokenFiles) {
 
 TEST_F(ConfigLoaderTest, AnEmptyFileIsTheDefaults) {
   config_.set_max_groups(9);
-  ASSERT_TRUE(LoadConfig(WriteFile(""), {}, &config_).ok());
+  for (const char* text : {"", "# nothing\n", "---\n"}) {
+    EXPECT_TRUE(LoadConfig(WriteFile(text), {}, &config_).ok()) << text;
+  }
   EXPECT_EQ(config_.max_groups(), 9);
 }
 
