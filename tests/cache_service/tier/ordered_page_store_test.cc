@@ -2,9 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include <algorithm>
 #include <numeric>
-#include <utility>
 
 #include "tests/cache_service/tier/lower_tier_conformance.h"
 #include "tests/cache_service/tier/ordered_store_fixture.h"
