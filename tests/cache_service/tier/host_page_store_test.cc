@@ -213,53 +213,6 @@ TEST_F(DirectRankTest, NonsenseInAWatermarkOpensNothingBeyondTheSequence) {
   EXPECT_EQ(store_->Watermark(1, 0), 0);
 }
 
-// A page that comes whole is summed while it is copied: not what is changed before it is sealed.
-TEST(WholePageTest, WhatIsWrittenAnewInPartBeforeItIsCommittedIsRead) {
-  auto slab = Slab::Create("", 1 << 20);
-  ASSERT_TRUE(slab.ok());
-  HostPageStore store(*std::move(slab));
-  const PageGeometry geometry = {
-      .num_layers = 1, .num_kv_heads = 1, .page_tokens = 16, .row_bytes = 256};
-  ASSERT_TRUE(store.Open({.sequence = 1, .geometry = geometry, .max_tokens = 64}).ok());
-  ASSERT_TRUE(store.Reserve({.sequence = 1, .heads = {0, 1}, .num_pages = 2}, false).ok());
-  const RowRange first = {.sequence = 1, .num_positions = 16};
-  const RowRange second = {.sequence = 1, .first_position = 16, .num_positions = 16};
-  std::vector<std::byte> rows = TestRows(first);
-  ASSERT_TRUE(store.Write(0, second, rows).ok());
-  ASSERT_TRUE(store.Write(0, first, rows).ok());
-  const RowRange part = {.sequence = 1, .first_position = 5, .num_positions = 3};
-  const std::vector<std::byte> other(3 * 256, std::byte{7});
-  ASSERT_TRUE(store.Write(0, part, other).ok());
-  ASSERT_TRUE(store.Commit(1, 0, 32).ok());
-  std::vector<std::byte> got(rows.size());
-  EXPECT_TRUE(store.Read(second, got).ok());
-  EXPECT_EQ(got, rows);
-  std::copy(other.begin(), other.end(), rows.begin() + 5 * 256);
-  EXPECT_TRUE(store.Read(first, got).ok());
-  EXPECT_EQ(got, rows);
-  got.resize(other.size());
-  EXPECT_TRUE(store.Read(part, got).ok());
-  EXPECT_EQ(got, other);
-}
-
-TEST(WholePageTest, OneThatIsDamagedBeforeItIsCommittedIsDataLoss) {
-  auto slab = Slab::Create("", 1 << 20);
-  ASSERT_TRUE(slab.ok());
-  Slab& memory = **slab;
-  HostPageStore store(*std::move(slab));
-  const PageGeometry geometry = {
-      .num_layers = 1, .num_kv_heads = 1, .page_tokens = 16, .row_bytes = 256};
-  ASSERT_TRUE(store.Open({.sequence = 1, .geometry = geometry, .max_tokens = 64}).ok());
-  const auto reserved = store.Reserve({.sequence = 1, .heads = {0, 1}, .num_pages = 1}, false);
-  ASSERT_TRUE(reserved.ok());
-  const RowRange page = {.sequence = 1, .num_positions = 16};
-  ASSERT_TRUE(store.Write(0, page, TestRows(page)).ok());
-  memory.At(reserved->offsets.at(0))[100] ^= std::byte{1};
-  ASSERT_TRUE(store.Commit(1, 0, 16).ok());
-  std::vector<std::byte> got(16 * 256);
-  EXPECT_EQ(store.Read(page, got).code(), absl::StatusCode::kDataLoss);
-}
-
 TEST(PageEntryTest, BookkeepingOfAPageIsUnder100Bytes) {
   // Key, entry, control byte, at the table's lowest load of 7/16.
   EXPECT_LT((sizeof(uint64_t) + sizeof(PageEntry) + 1) * 16 / 7, 100u);
