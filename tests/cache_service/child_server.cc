@@ -73,7 +73,11 @@ void ChildServer::Kill() {
   pid_ = 0;
 }
 
-void ChildServer::Pause() { kill(pid_, SIGSTOP); }
+void ChildServer::Pause() {
+  kill(pid_, SIGSTOP);
+  siginfo_t info;
+  waitid(P_PID, pid_, &info, WSTOPPED | WEXITED | WNOWAIT);  // until all its threads have stopped
+}
 void ChildServer::Continue() { kill(pid_, SIGCONT); }
 
 }  // namespace heavywater
