@@ -5,6 +5,7 @@
 namespace heavywater {
 namespace {
 
+constexpr size_t kSmallBytes = 2048;  // no C library takes `rep movsb` for fewer
 constexpr size_t kLineBytes = 64;
 constexpr size_t kStepBytes = 3 * kLineBytes;
 constexpr size_t kAheadBytes = 16 * kStepBytes;  // prefetchers stop at the end of their 4 KiB
@@ -12,6 +13,10 @@ constexpr size_t kAheadBytes = 16 * kStepBytes;  // prefetchers stop at the end 
 }  // namespace
 
 void CopyBytes(std::span<const std::byte> from, std::byte* to) {
+  if (from.size() <= kSmallBytes) {
+    if (!from.empty()) std::memcpy(to, from.data(), from.size());
+    return;
+  }
   const std::byte* source = from.data();
   size_t left = from.size();
   for (; left >= kStepBytes; left -= kStepBytes, source += kStepBytes, to += kStepBytes) {
@@ -20,7 +25,8 @@ void CopyBytes(std::span<const std::byte> from, std::byte* to) {
     }
     std::memcpy(to, source, kStepBytes);
   }
-  if (left > 0) std::memcpy(to, source, left);
+  // The last step overlaps the one before.
+  if (left > 0) std::memcpy(to + left - kStepBytes, source + left - kStepBytes, kStepBytes);
 }
 
 }  // namespace heavywater

@@ -6,10 +6,10 @@
 
 namespace heavywater {
 
-// As memcpy, at the bandwidth of memory for any size and alignment: the C library's takes
-// `rep movsb` for more than a few KiB, and with it some processors (Zen 3) five times as long
-// where target and source lie at almost the same place of their 4 KiB, as pages and what was
-// allocated for one do. The ranges must not overlap.
+// As memcpy, which it is for small ones; of pages at the bandwidth of memory wherever they lie:
+// the C library's takes `rep movsb` from some KiB on, and with it some processors (Zen 3) several
+// times as long where the target begins a few bytes further into its 4 KiB than the source, as
+// large allocations (16 bytes into a page) do beside pages. The ranges must not overlap.
 void CopyBytes(std::span<const std::byte> from, std::byte* to);
 
 }  // namespace heavywater

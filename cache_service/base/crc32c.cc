@@ -9,6 +9,8 @@
 #include <immintrin.h>
 #endif
 
+#include "cache_service/base/copy_bytes.h"
+
 namespace heavywater {
 namespace {
 
@@ -71,6 +73,8 @@ uint64_t WordAt(const std::byte* data) {
 
 constexpr size_t kGroupBytes = 3 * kBlockBytes;
 constexpr size_t kLineBytes = 64;
+constexpr size_t kSmallBytes = 4096;  // a copy, then its checksum
+static_assert(kSmallBytes >= 2 * kGroupBytes);
 
 // The group at `data`. The three blocks are three places of memory, which its prefetcher
 // follows badly: two groups on it is asked for in order. With kCopies the group after this one
@@ -125,14 +129,17 @@ __attribute__((target("sse4.2"))) uint32_t ExtendSse42(uint32_t crc, const std::
 // Copies one group ahead of the checksum, which is that of the copy.
 __attribute__((target("sse4.2"))) uint32_t CopySse42(std::byte* to, const std::byte* from,
                                                      size_t size, uint32_t crc) {
+  if (size < kSmallBytes) {
+    CopyBytes({from, size}, to);
+    return ExtendSse42(crc, to, size);
+  }
   uint64_t wide = crc;
   PrefetchHead(from, size);
-  if (size >= kGroupBytes) std::memcpy(to, from, kGroupBytes);
+  CopyBytes({from, kGroupBytes}, to);
   for (; size >= 2 * kGroupBytes; to += kGroupBytes, from += kGroupBytes, size -= kGroupBytes) {
     wide = ExtendByGroup<true>(wide, to, from + kGroupBytes);
   }
-  const size_t copied = size >= kGroupBytes ? kGroupBytes : 0;
-  std::memcpy(to + copied, from + copied, size - copied);
+  CopyBytes({from + kGroupBytes, size - kGroupBytes}, to + kGroupBytes);
   return ExtendSse42(static_cast<uint32_t>(wide), to, size);
 }
 
@@ -156,7 +163,7 @@ uint32_t CopyWithCrc32c(std::span<const std::byte> from, std::byte* to, uint32_t
 #if defined(__x86_64__)
   if (HasSse42()) return ~CopySse42(to, from.data(), from.size(), ~crc);
 #endif
-  std::memcpy(to, from.data(), from.size());
+  CopyBytes(from, to);
   return ~ExtendPortable(~crc, to, from.size());
 }
 

@@ -11,7 +11,7 @@ namespace heavywater {
 uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc = 0);
 
 // Copies the bytes to `to`, which must not overlap them, and extends `crc` by what then lies
-// there: as fast as a copy alone.
+// there. Of pages that lie in no cache it takes about as long as a copy alone (with SSE4.2).
 uint32_t CopyWithCrc32c(std::span<const std::byte> from, std::byte* to, uint32_t crc = 0);
 
 }  // namespace heavywater

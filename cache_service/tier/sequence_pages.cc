@@ -136,6 +136,7 @@ Reservation SequencePages::Fill(const PageRange& range, int64_t watermark,
     SetResting(entry->first, entry->second, false);
     // A rank that streamed may come to map the slab, never the reverse for a page.
     entry->second.direct |= direct;
+    if (direct) entry->second.summed = false;
     reservation.offsets.push_back(entry->second.offset);
   });
   HW_CHECK(used == offsets.size());
@@ -246,7 +247,7 @@ void SequencePages::CopyIn(PageEntry& entry, int first_row, std::span<const std:
   if (entry.summed) {
     entry.crc = CopyWithCrc32c(rows, page.data());
   } else {
-    CopyBytes(rows, page.data() + first_row * spec_.geometry.row_bytes);
+    CopyBytes(rows, page.data() + int64_t{first_row} * spec_.geometry.row_bytes);
   }
 }
 
@@ -309,7 +310,7 @@ std::span<std::byte> SequencePages::PageBytes(const PageEntry& entry) const {
 
 void SequencePages::Seal(Key key, PageEntry& entry) {
   Touch(key);
-  if (!entry.summed || entry.direct) entry.crc = Crc32c(PageBytes(entry));
+  if (!entry.summed) entry.crc = Crc32c(PageBytes(entry));
   entry.summed = false;
   entry.sealed = true;
 }

@@ -41,7 +41,8 @@ TEST(Crc32cTest, PartsExtendToTheWhole) {
 TEST(Crc32cTest, LongTextsEqualThePiecesOfThemOneByteAtATime) {
   std::string text;
   for (uint32_t i = 0; i < 70'000; ++i) text.push_back(static_cast<char>(i * 2654435761u >> 24));
-  for (const size_t size : {3071, 3072, 3073, 3079, 6143, 6144, 6149, 65'536, 70'000}) {
+  for (const size_t size : {1535, 1536, 1537, 3071, 3072, 3073, 3079, 4607, 4608, 4609, 6143, 6144,
+                            6149, 65'536, 70'000}) {
     uint32_t piecewise = 0;
     for (size_t i = 0; i < size; ++i) piecewise = Crc(text.substr(i, 1), piecewise);
     EXPECT_EQ(Crc(text.substr(0, size)), piecewise) << size;
@@ -53,7 +54,9 @@ TEST(Crc32cTest, ACopyIsTheBytesAndItsChecksumTheirs) {
   for (uint32_t i = 0; i < 70'000; ++i) {
     from.push_back(static_cast<std::byte>(i * 2654435761u >> 24));
   }
-  for (const size_t size : {0, 1, 8, 63, 3071, 3072, 3073, 6143, 6144, 6149, 9216, 9999, 65'536}) {
+  for (const size_t size : {0,    1,    8,    63,   191,  192,  193,  1535, 1536,  1537, 2047,
+                            2048, 2049, 2111, 2112, 2113, 3071, 3072, 3073, 4095,  4096, 4097,
+                            4607, 4608, 4609, 6143, 6144, 6149, 9216, 9999, 65'536}) {
     const auto source = std::span<const std::byte>(from).subspan(3, size);
     std::vector<std::byte> plain(size + 2, std::byte{0xaa});
     CopyBytes(source, plain.data() + 1);

@@ -178,6 +178,8 @@ TEST_F(ServerRuntimeTest, ClosesConnectionsBeyondTheLimitUntilOthersHaveGone) {
   };
   while (none_refused() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(50));
   EXPECT_FALSE(none_refused());
+  EXPECT_THAT(prometheus::TextSerializer().Serialize(metrics_->Collect()),
+              HasSubstr("heavywater_connections_refused_total "));
   connections.pop_back();
   while (!another.Works() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(50));
   EXPECT_TRUE(another.Works());

@@ -64,6 +64,18 @@ TEST_F(WholePageTest, OneThatIsDamagedBeforeItIsCommittedIsDataLoss) {
   EXPECT_EQ(store_.Read(kFirst, got).code(), absl::StatusCode::kDataLoss);
 }
 
+TEST_F(WholePageTest, OneThatItsRankMayChangeInTheSlabIsSummedAsItLiesThere) {
+  std::vector<std::byte> rows = TestRows(kFirst);
+  ASSERT_TRUE(store_.Write(0, kFirst, rows).ok());
+  ASSERT_TRUE(store_.Reserve({.sequence = 1, .heads = {0, 1}, .num_pages = 1}, true).ok());
+  first_page_[100] ^= std::byte{1};
+  rows[100] ^= std::byte{1};
+  ASSERT_TRUE(store_.Commit(1, 0, 16).ok());
+  std::vector<std::byte> got(rows.size());
+  EXPECT_TRUE(store_.Read(kFirst, got).ok());
+  EXPECT_EQ(got, rows);
+}
+
 // One head of a sequence beside what its rows must be: written in any parts, anew before they are
 // committed, and after the sequence has gone back.
 class WrittenRows {
