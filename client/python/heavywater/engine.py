@@ -34,6 +34,8 @@ try:
     from heavywater._engine import LocalEngine as _LocalEngine
     from heavywater._engine import Phase, PolicyOptions, RecallOptions, SequenceStats, preset
 except ModuleNotFoundError as error:
+    if error.name != "heavywater._engine":
+        raise
     raise ModuleNotFoundError(
         "heavywater.engine wants the compiled module heavywater._engine: install the wheel that deploy/local/wheel "
         "builds, or run within deploy/local/run (pip install ./client/python has none)",

@@ -111,8 +111,11 @@ def _legend(inspection: Inspection, marks: Mapping[str, tuple[str, str]] | None)
     for kind, count in inspection.counts().items():
         legend.append(stretch(f" {kind} {count:.0f} ", STYLES[kind], marks))
         legend.append(" ")
-    legend.append("\nheavy in some", style=_PARTLY_HEAVY)
-    legend.append(f" ({_SOME:.0%} or more); counts: mean positions in a set", style="dim")
+    legend.append("\n")
+    if not marks:
+        legend.append("heavy in some", style=_PARTLY_HEAVY)
+        legend.append(f" ({_SOME:.0%} or more); ", style="dim")
+    legend.append("counts: mean positions in a set", style="dim")
     return legend
 
 

@@ -11,8 +11,11 @@ try:
     import torch as _torch  # noqa: F401
     import transformers as _transformers  # noqa: F401
 except ModuleNotFoundError as error:
+    if error.name not in ("torch", "transformers"):
+        raise
     raise ModuleNotFoundError(
-        f"heavywater.hf wants {error.name}, which is not installed: pip install 'heavywater[hf]' has what it needs",
+        f"heavywater.hf wants {error.name}, which is not installed: the extra [hf] of ./client/python, or of "
+        "the wheel, has what it needs",
         name=error.name,
     ) from error
 
