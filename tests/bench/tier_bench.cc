@@ -99,7 +99,8 @@ constexpr int64_t kBatchBytes = 1 << 20;
 // One size, checked or not: put and get, each with memcpy of the same bytes (between
 // buffers that are as cold) and with Redis, where there is one.
 absl::Status HostRows(Pages& pages, bool crc, LowerTier* redis, BenchJson& rows) {
-  const auto batch = static_cast<int>(std::max<int64_t>(1, kBatchBytes / pages.bytes));
+  const int batch =
+      std::clamp(static_cast<int>(kBatchBytes / pages.bytes), 1, pages.rounds);  // sources differ
   HW_ASSIGN_OR_RETURN(const auto host,
                       HostTierCase::Create(pages.bytes, pages.rounds * batch, crc));
   const auto bytes = static_cast<size_t>(host->bytes());
@@ -136,12 +137,23 @@ absl::Status HostRows(Pages& pages, bool crc, LowerTier* redis, BenchJson& rows)
   if (redis != nullptr) {
     // Each time it gets pages that are new to it.
     HW_RETURN_IF_ERROR(redis->EraseSequence(KeyOf(0, pages.bytes).sequence));
-    put.push_back(each([&](int page) {
-      const int round = page % pages.rounds;
-      return PutPage(*redis, page, pages.source[round], pages.crcs[round]);
+    put.push_back(
+        {flush, [&](int round) {
+           std::vector<PageCopy> copies;
+           for (int page = round * batch; page < (round + 1) * batch; ++page) {
+             const int from = page % pages.rounds;
+             copies.push_back({KeyOf(page, pages.bytes), pages.source[from], pages.crcs[from]});
+           }
+           for (const absl::Status& put_one : redis->Put(copies)) {
+             HW_RETURN_IF_ERROR(put_one);
+           }
+           return absl::OkStatus();
+         }});
+    get.push_back(each([&](int page) {
+      const auto whole =
+          std::span(memory).subspan((page % batch) * pages.target.size(), pages.target.size());
+      return redis->Get(KeyOf(page, pages.bytes), whole).status();
     }));
-    get.push_back(each(
-        [&](int page) { return redis->Get(KeyOf(page, pages.bytes), pages.target).status(); }));
   }
   HW_ASSIGN_OR_RETURN(const std::vector<double> put_seconds, Medians(pages.rounds, put));
   HW_RETURN_IF_ERROR(host->MakeReadable());
