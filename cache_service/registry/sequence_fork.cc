@@ -21,7 +21,7 @@ absl::StatusOr<v1::ForkSequenceResponse> SequenceRegistry::Fork(
     const v1::ForkSequenceRequest& request, const Viewer& viewer) {
   HW_RETURN_IF_ERROR(CheckText("request_id", request.request_id(), 1, kMaxNameBytes));
   HW_RETURN_IF_ERROR(CheckInt("lease_ms", request.lease_ms(), 0, kMaxLeaseMs));
-  absl::Status refused;  // in the last round
+  absl::Status refused;  // in the last round: pages come and go faster than this
   // The first round only finds out whether there is something to prepare.
   for (int round = 0; round <= kMaxRounds; ++round) {
     absl::StatusOr<v1::ForkSequenceResponse> forked;
@@ -38,8 +38,7 @@ absl::StatusOr<v1::ForkSequenceResponse> SequenceRegistry::Fork(
       HW_RETURN_IF_ERROR(store_.BringUp(request.sequence_id()));
       HW_RETURN_IF_ERROR(
           store_.PrepareShare(request.sequence_id(), kAllTokens - 1, /*exact=*/false).status());
-      // It was there, and is not whole: the first round has not looked yet.
-      refused = round == 0 ? forked.status() : absl::DataLossError(forked.status().message());
+      refused = forked.status();
     } else {
       return forked;
     }
@@ -111,12 +110,13 @@ absl::StatusOr<SequenceId> SequenceRegistry::InTheWayOfFork(SequenceId parent) {
                          .retry_after = absl::Seconds(1)});
 }
 
-// UNAVAILABLE: not all of its pages are in host memory and ready.
+// UNAVAILABLE: not all of its pages are in host memory and ready; DATA_LOSS: nor will they be.
 absl::StatusOr<int64_t> SequenceRegistry::ForkPages(SequenceId parent, const Record& record,
                                                     SequenceId child, absl::Status* store_full) {
   const v1::OpenSequenceRequest& opened = record.request;
   HW_ASSIGN_OR_RETURN(const PageGeometry geometry, GeometryOf(opened.fingerprint()));
   const auto known = static_cast<int64_t>(record.plans.tokens().size());
+  const int64_t want = record.plans.FindSnapshot(kAllTokens)->tokens_seen;
   const absl::StatusOr<int64_t> tokens =
       store_.OpenFrom({.sequence = child,
                        .fingerprint = FingerprintIdOf(opened.fingerprint()),
@@ -126,14 +126,9 @@ absl::StatusOr<int64_t> SequenceRegistry::ForkPages(SequenceId parent, const Rec
                        .prompt_tokens = opened.prompt_tokens(),
                        .tenant = opened.tenant(),
                        .dtype = PageDtypeOf(opened.fingerprint().dtype())},
-                      {.sequence = parent, .tokens = known, .fork = true});
+                      {.sequence = parent, .tokens = known, .fork = true, .min_tokens = want});
   if (absl::IsResourceExhausted(tokens.status())) *store_full = tokens.status();
-  HW_RETURN_IF_ERROR(tokens.status());
-  const int64_t want = record.plans.FindSnapshot(kAllTokens)->tokens_seen;
-  if (*tokens >= want) return tokens;
-  (void)store_.Release(child);
-  return absl::UnavailableError(absl::StrCat("of the ", want, " tokens of sequence ", parent,
-                                             " only ", *tokens, " are whole and in host memory"));
+  return tokens;
 }
 
 v1::ForkSequenceResponse SequenceRegistry::AddFork(const v1::ForkSequenceRequest& request,

@@ -129,7 +129,7 @@ absl::Status SequenceRegistry::EndFinishedOf(const TenantShortage& tenant, const
 }
 
 absl::Status SequenceRegistry::MakeRoom(const absl::Status& full, SequenceId spared) {
-  if (store_.MakeRoom(full).ok()) return absl::OkStatus();
+  if (store_.MakeRoom(full, spared).ok()) return absl::OkStatus();
   MutexLock lock(&mutex_);
   return EndFinished(full, spared);
 }

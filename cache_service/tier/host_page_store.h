@@ -59,7 +59,8 @@ class HostPageStore final : public PageStore {
   int64_t HostBytesTogether(std::span<const SequenceId> sequences) const override;
   std::vector<int64_t> FreedBytes(std::span<const SequenceId> sequences) const override;
   // There is no tier below that this store knows how to reach.
-  absl::Status MakeRoom(const absl::Status& full) override { return full; }
+  absl::Status MakeRoom(const absl::Status& full, SequenceId /*spared*/) override { return full; }
+  using PageStore::MakeRoom;
   void SetPinned(SequenceId sequence, bool pinned) override;
   void SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) override;
   TenantBook& tenants() override { return tenants_; }

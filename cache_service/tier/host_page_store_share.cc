@@ -30,6 +30,11 @@ absl::StatusOr<int64_t> HostPageStore::OpenFrom(const SequenceSpec& spec,
   const int64_t tokens =
       source.fork ? from->pages.CopyableTokens(most)
                   : from->pages.PreparedPages(most / page_tokens, /*exact=*/true) * page_tokens;
+  if (source.fork && tokens < source.min_tokens) {
+    HW_RETURN_IF_ERROR(from->pages.CheckCopyable(source.min_tokens));
+    return absl::InvalidArgumentError(
+        absl::StrCat("min_tokens is ", source.min_tokens, ", want ", most, " or fewer"));
+  }
   const int64_t row = from->pages.pages_of_row();
   std::vector<int64_t> offsets;
   HW_ASSIGN_OR_RETURN(const EntryPtr entry, Admit(spec,

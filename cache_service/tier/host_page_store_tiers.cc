@@ -43,7 +43,6 @@ HostPageStore::Moves HostPageStore::BeginMoves(int from, int64_t max_bytes,
     MutexLock entry_lock(&entry->mutex);
     const SequenceSpec& spec = entry->pages.spec();
     if (filter.sequence != 0 && filter.sequence != spec.sequence) continue;
-    if (filter.except != 0 && filter.except == spec.sequence) continue;
     if (filter.tenant.has_value() && *filter.tenant != spec.tenant) continue;
     if (entry->released) continue;
     const int64_t page_bytes = spec.geometry.page_bytes();
@@ -55,7 +54,8 @@ HostPageStore::Moves HostPageStore::BeginMoves(int from, int64_t max_bytes,
     if (from == kHostTier) {
       max_pages = std::min(max_pages, tenants_.LowerRoom(spec.tenant) / page_bytes);
     }
-    if (!entry->pinned) moves.pages = entry->pages.BeginMoves(from, max_pages);
+    const bool stays = entry->pinned || filter.except == spec.sequence;
+    if (!stays) moves.pages = entry->pages.BeginMoves(from, max_pages);
     Save(*entry);
     if (!moves.pages.empty()) break;
   }

@@ -149,11 +149,11 @@ absl::StatusOr<HostPageStore::Restored> OrderedPageStore::Restore() {
   return restored;
 }
 
-absl::Status OrderedPageStore::MakeRoom(const absl::Status& full) {
+absl::Status OrderedPageStore::MakeRoom(const absl::Status& full, SequenceId spared) {
   if (!has_lower_tiers() || !absl::IsResourceExhausted(full)) return full;
   for (int tier = 1; tier < num_tiers(); ++tier) EraseEnded(tier);
   if (const auto tenant = TenantShortageOf(full); tenant.has_value()) {
-    return MakeTenantRoom(full, *tenant);
+    return MakeTenantRoom(full, *tenant, spared);
   }
   const std::optional<Shortage> shortage = ShortageOf(full);
   if (shortage.has_value() && shortage->need > shortage->limit) return full;
@@ -161,7 +161,7 @@ absl::Status OrderedPageStore::MakeRoom(const absl::Status& full) {
   int64_t missing = shortage.has_value() ? shortage->need - shortage->available : 1;
   while (missing > 0) {
     int64_t freed = 0;
-    if (MoveDown(kHostTier, {}, &freed) == 0) {
+    if (MoveDown(kHostTier, {.except = spared}, &freed) == 0) {
       if (shortage.has_value()) NoteWanted(shortage->need);
       return full;
     }

@@ -114,7 +114,8 @@ class OrderedPageStore final : public PageStore {
   }
   absl::Status BringUp(SequenceId sequence, int64_t tokens) override;
   using PageStore::BringUp;
-  absl::Status MakeRoom(const absl::Status& full) override;
+  absl::Status MakeRoom(const absl::Status& full, SequenceId spared) override;
+  using PageStore::MakeRoom;
   void SetPinned(SequenceId sequence, bool pinned) override { host_->SetPinned(sequence, pinned); }
   void SetOwner(SequenceId sequence, const std::string& tenant, PageDtype dtype) override {
     host_->SetOwner(sequence, tenant, dtype);

@@ -67,6 +67,7 @@ struct PageSource {
   // Nobody writes to the new sequence until it is extended; the page in which the tokens end
   // is copied. Else only whole pages count, and its ranks come.
   bool fork = false;
+  int64_t min_tokens = 0;  // of a fork: fewer are refused
 };
 
 // Rows of one page: positions [first_position, first_position + num_positions).
@@ -151,6 +152,8 @@ class PageStore {
   // memory is free when nobody holds them. How many tokens it begins with: as many as are
   // committed and lie in host memory, which is its watermark; ranks take over the pages
   // by Reserve(). FAILED_PRECONDITION naming what differs: another shape or fingerprint.
+  // Fewer than a fork's min_tokens: DATA_LOSS naming a page that is damaged or gone, or
+  // UNAVAILABLE naming one that BringUp() and PrepareShare() have to make ready.
   virtual absl::StatusOr<int64_t> OpenFrom(const SequenceSpec& spec, const PageSource& source) = 0;
   // Of the sequence's first `tokens`: how many lie in whole pages that OpenFrom() would
   // share. Seals those that are not sealed and checks the others: all of their bytes are read,
@@ -258,9 +261,10 @@ class PageStore {
   virtual std::vector<int64_t> FreedBytes(std::span<const SequenceId> sequences) const = 0;
 
   // `full`: how Open() or Reserve() refused. Moves what nobody writes to the tiers
-  // below, of the tenant where its quota was full; OK when it is worth another try, else
-  // `full`. Waits for those tiers: not under a lock.
-  virtual absl::Status MakeRoom(const absl::Status& full) = 0;
+  // below, of the tenant where its quota was full, but not of sequence `spared`; OK when it is
+  // worth another try, else `full`. Waits for those tiers: not under a lock.
+  virtual absl::Status MakeRoom(const absl::Status& full, SequenceId spared) = 0;
+  absl::Status MakeRoom(const absl::Status& full) { return MakeRoom(full, /*spared=*/0); }
   // Its pages stay in the tier where they are. Nothing for an unknown one.
   virtual void SetPinned(SequenceId sequence, bool pinned) = 0;
   // After a restart, which has brought back the pages but not whose and what they are.

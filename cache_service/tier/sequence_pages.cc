@@ -134,9 +134,13 @@ Reservation SequencePages::Fill(const PageRange& range, int64_t watermark,
       entry->second.sealed = false;
     }
     SetResting(entry->first, entry->second, false);
-    // A rank that streamed may come to map the slab, never the reverse for a page.
-    entry->second.direct |= direct;
+    // Of rows that were written in place only the committed ones are known.
+    if (entry->second.direct && !direct) {
+      const auto committed = static_cast<int32_t>(CommittedRows(page, watermark));
+      entry->second.rows_written = std::max(entry->second.rows_written, committed);
+    }
     if (direct) entry->second.summed = false;
+    entry->second.direct = direct;
     reservation.offsets.push_back(entry->second.offset);
   });
   HW_CHECK(used == offsets.size());

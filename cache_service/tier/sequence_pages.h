@@ -142,9 +142,12 @@ class SequencePages {
   absl::StatusOr<bool> PreparePage(int64_t page, bool exact);
   // Leading pages for which PreparePage() has held, at most `max`.
   int64_t PreparedPages(int64_t max, bool exact) const;
-  // Of the first `tokens`: those that are committed and whose pages lie in host memory, the
+  // Of the first `max`: those that are committed and whose pages lie in host memory, the
   // last page's, which need not be whole, included.
-  int64_t CopyableTokens(int64_t tokens) const;
+  int64_t CopyableTokens(int64_t max) const;
+  // Whether `tokens` are, or else why not, naming the first page that stands in the way:
+  // DATA_LOSS where it is damaged or gone, UNAVAILABLE where it is not ready.
+  absl::Status CheckCopyable(int64_t tokens) const;
   // A new sequence takes over the whole pages of the first `tokens` of `source`, and copies of
   // the page in which they end, if any, at `offsets`; its watermarks are `tokens`.
   void TakeFrom(SequencePages& source, int64_t tokens, std::span<const int64_t> offsets);
@@ -240,6 +243,10 @@ class SequencePages {
   bool IsSkipped(int rank, int64_t page) const;
   absl::Status CheckSkip(int rank, int64_t first_page, int64_t num_pages) const;
   Key KeyOf(int layer, int kv_head, int64_t page) const;
+  Key KeyOfRow(int64_t row, int64_t page) const {  // of pages_of_row()
+    const int heads = spec_.geometry.num_kv_heads;
+    return KeyOf(static_cast<int>(row / heads), static_cast<int>(row % heads), page);
+  }
   absl::Status CheckRows(const RowRange& rows, size_t bytes) const;
   static int64_t PageOfKey(Key key) { return static_cast<int64_t>(key >> 20); }
   // Of the rank's own pages in the range: those that are reserved.
@@ -253,6 +260,12 @@ class SequencePages {
   int64_t WatermarkOf(const PageEntry& entry) const {
     return Watermark(std::max<int>(entry.rank, 0));
   }
+  int64_t CommittedRows(int64_t page, int64_t watermark) const {
+    const int64_t page_tokens = spec_.geometry.page_tokens;
+    return std::clamp<int64_t>(watermark - page * page_tokens, 0, page_tokens);
+  }
+  int64_t CommittedTokens() const;
+  absl::Status CheckReady(Key key, int64_t tokens) const;
   // Whether all of the page's rows are committed.
   bool IsCommitted(Key key, const PageEntry& entry) const {
     return (PageOfKey(key) + 1) * spec_.geometry.page_tokens <= WatermarkOf(entry);

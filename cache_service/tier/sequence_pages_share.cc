@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/check.h"
 #include "cache_service/base/crc32c.h"
+#include "cache_service/base/status.h"
 #include "cache_service/tier/sequence_pages.h"
 
 namespace heavywater {
@@ -38,8 +39,7 @@ absl::Status SequencePages::CheckSource(const SequenceSpec& spec) const {
 
 absl::StatusOr<bool> SequencePages::PreparePage(int64_t page, bool exact) {
   for (int64_t row = 0; row < pages_of_row(); ++row) {
-    const int heads = spec_.geometry.num_kv_heads;
-    const Key key = KeyOf(static_cast<int>(row / heads), static_cast<int>(row % heads), page);
+    const Key key = KeyOfRow(row, page);
     const auto found = pages_.find(key);
     if (found == pages_.end()) return false;
     PageEntry& entry = found->second;
@@ -60,10 +60,9 @@ absl::StatusOr<bool> SequencePages::PreparePage(int64_t page, bool exact) {
 }
 
 int64_t SequencePages::PreparedPages(int64_t max, bool exact) const {
-  const int heads = spec_.geometry.num_kv_heads;
   for (int64_t page = 0; page < max; ++page) {
     for (int64_t row = 0; row < pages_of_row(); ++row) {
-      const Key key = KeyOf(static_cast<int>(row / heads), static_cast<int>(row % heads), page);
+      const Key key = KeyOfRow(row, page);
       const auto found = pages_.find(key);
       if (found == pages_.end()) return page;
       const PageEntry& entry = found->second;
@@ -74,20 +73,55 @@ int64_t SequencePages::PreparedPages(int64_t max, bool exact) const {
   return max;
 }
 
-int64_t SequencePages::CopyableTokens(int64_t tokens) const {
+// Of all heads; the first page tells whose each is.
+int64_t SequencePages::CommittedTokens() const {
+  int64_t tokens = spec_.max_tokens;
+  for (int head = 0; head < spec_.geometry.num_kv_heads; ++head) {
+    const auto found = pages_.find(KeyOf(0, head, 0));
+    if (found == pages_.end()) return 0;
+    tokens = std::min(tokens, WatermarkOf(found->second));
+  }
+  return tokens;
+}
+
+int64_t SequencePages::CopyableTokens(int64_t max) const {
+  const int64_t tokens = std::min(max, CommittedTokens());
   const int64_t page_tokens = spec_.geometry.page_tokens;
   const int64_t whole = PreparedPages(tokens / page_tokens, /*exact=*/false);
-  if (whole < tokens / page_tokens || tokens % page_tokens == 0) return whole * page_tokens;
-  const int heads = spec_.geometry.num_kv_heads;
-  int64_t last = tokens;
-  for (int64_t row = 0; row < pages_of_row(); ++row) {
-    const auto found =
-        pages_.find(KeyOf(static_cast<int>(row / heads), static_cast<int>(row % heads), whole));
+  if (whole < tokens / page_tokens) return whole * page_tokens;
+  for (int64_t row = 0; row < pages_of_row() && tokens % page_tokens != 0; ++row) {
+    const auto found = pages_.find(KeyOfRow(row, whole));
     const bool there = found != pages_.end() && found->second.tier == kHostTier;
     if (!there || found->second.stuck) return whole * page_tokens;
-    last = std::min(last, WatermarkOf(found->second));
   }
-  return std::max(last, whole * page_tokens);
+  return tokens;
+}
+
+absl::Status SequencePages::CheckCopyable(int64_t tokens) const {
+  for (int64_t page = 0; page < spec_.geometry.PagesFor(tokens); ++page) {
+    for (int64_t row = 0; row < pages_of_row(); ++row) {
+      HW_RETURN_IF_ERROR(CheckReady(KeyOfRow(row, page), tokens));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequencePages::CheckReady(Key key, int64_t tokens) const {
+  const auto found = pages_.find(key);
+  const auto because = [&](const auto&... parts) {
+    return absl::StrCat(Describe(PlaceOf(key, {}).key), parts...);
+  };
+  if (found == pages_.end()) return absl::DataLossError(because(" is not stored"));
+  const PageEntry& entry = found->second;
+  if (entry.stuck) return absl::DataLossError(because(" is damaged"));
+  const int64_t committed = WatermarkOf(entry);
+  if (committed < std::min(tokens, (PageOfKey(key) + 1) * spec_.geometry.page_tokens)) {
+    return absl::DataLossError(because(": ", committed, " of ", tokens, " tokens are committed"));
+  }
+  if (entry.tier == kHostTier && (entry.sealed || !IsCommitted(key, entry))) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(because(" is not ready in host memory"));
 }
 
 void SequencePages::TakeFrom(SequencePages& source, int64_t tokens,
@@ -102,9 +136,8 @@ void SequencePages::TakeFrom(SequencePages& source, int64_t tokens,
     PageEntry& own = pages_[key];
     own.offset = theirs.offset;
     own.rank = kNoRank;
-    own.direct = true;
     own.rounded = theirs.rounded;
-    own.rows_written = static_cast<int32_t>(std::min(page_tokens, tokens - page * page_tokens));
+    own.rows_written = static_cast<int32_t>(CommittedRows(page, tokens));
     if (page < whole) {
       HW_CHECK(theirs.sealed);
       own.crc = theirs.crc;
@@ -132,13 +165,13 @@ void SequencePages::StopAll() {
 // What lies behind the watermark is another text's.
 void SequencePages::CopyOnWrite(Key key, int64_t offset, int64_t watermark) {
   PageEntry& entry = pages_.at(key);
-  const int64_t begin = PageOfKey(key) * spec_.geometry.page_tokens;
-  const int64_t rows = std::clamp<int64_t>(watermark - begin, 0, spec_.geometry.page_tokens);
+  const int64_t rows = CommittedRows(PageOfKey(key), watermark);
   const int64_t bytes = rows * spec_.geometry.row_bytes;
   std::byte* const to = slab_.At(offset);
   std::memcpy(to, slab_.At(entry.offset), static_cast<size_t>(bytes));
   std::memset(to + bytes, 0, static_cast<size_t>(spec_.geometry.page_bytes() - bytes));
   entry.offset = offset;
+  entry.rows_written = static_cast<int32_t>(rows);
   entry.sealed = false;
   entry.summed = false;
   entry.contested = false;

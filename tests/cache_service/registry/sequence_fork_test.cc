@@ -140,8 +140,35 @@ TEST_F(SequenceForkTest, DamagedPagesAreDataLoss) {
   *store_.slab().At(reserved->offsets[1]) ^= std::byte{1};
   const auto forked = Fork(parent);
   EXPECT_EQ(forked.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(forked.status().message()), HasSubstr("only 16 are whole"));
+  EXPECT_THAT(std::string(forked.status().message()),
+              HasSubstr("page 1 of sequence 1, layer 0, kv_head 0 is damaged"));
   EXPECT_EQ(store_.Stats().sequences, 1);
+}
+
+// The last token of a text is known, and often not stored: no rank has read it.
+TEST_F(SequenceForkTest, ATokenAtThePagesEndThatIsNotStoredIsNotWaitedFor) {
+  const SequenceId parent = Open(Request(100)).sequence_id();
+  ASSERT_TRUE(store_.Reserve({.sequence = parent, .heads = {0, 2}, .num_pages = 3}, false).ok());
+  const std::vector<std::byte> rows(15 * 256, std::byte{7});
+  for (int of_page = 0; of_page < 4; ++of_page) {
+    for (int64_t page = 0; page < 3; ++page) {
+      for (int64_t row = 0; row < (page < 2 ? 16 : 15); ++row) {
+        ASSERT_TRUE(store_
+                        .Write(0, {parent, of_page / 2, of_page % 2, page * 16 + row, 1},
+                               std::span(rows).first(256))
+                        .ok());
+      }
+    }
+  }
+  ASSERT_TRUE(store_.Commit(parent, 0, 47).ok());
+  v1::ReportPlanRequest request = TestFinished(epoch_, parent, 47);
+  AddTestState(47, *request.mutable_reports(0));
+  request.mutable_reports(0)->add_tokens(147);
+  ASSERT_TRUE(registry_.ReportPlan(request).ok());
+  const auto forked = Fork(parent);
+  ASSERT_TRUE(forked.ok()) << forked.status();
+  EXPECT_EQ(forked->tokens_seen(), 47);
+  EXPECT_EQ(forked->shared_tokens(), 32);
 }
 
 TEST_F(SequenceForkTest, StatesThatBothGoOnFromCountOnce) {

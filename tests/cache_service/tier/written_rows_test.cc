@@ -1,40 +1,42 @@
 // Pages whose rows come through Write(). One that comes whole is summed while it is copied: what
 // becomes of it before it is sealed must show.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/tier/host_page_store.h"
+#include "cache_service/tier/slab_view.h"
 #include "tests/cache_service/tier/page_store_conformance.h"
 
 namespace heavywater {
 namespace {
 
+using ::testing::HasSubstr;
+
 // One head, two pages of 16 rows, reserved by a rank that streams.
 class WholePageTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(store_
-                    .Open({.sequence = 1,
-                           .geometry = {.num_layers = 1,
-                                        .num_kv_heads = 1,
-                                        .page_tokens = 16,
-                                        .row_bytes = 256},
-                           .max_tokens = 64})
-                    .ok());
+    ASSERT_TRUE(store_.Open({.sequence = 1, .geometry = kGeometry, .max_tokens = 64}).ok());
     const auto reserved = store_.Reserve({.sequence = 1, .heads = {0, 1}, .num_pages = 2}, false);
     ASSERT_TRUE(reserved.ok()) << reserved.status();
     first_page_ = store_.slab().At(reserved->offsets.at(0));
+    watermark_ = reserved->watermark_offset;
   }
 
+  static constexpr PageGeometry kGeometry = {
+      .num_layers = 1, .num_kv_heads = 1, .page_tokens = 16, .row_bytes = 256};
   static constexpr RowRange kFirst = {.sequence = 1, .num_positions = 16};
   static constexpr RowRange kSecond = {.sequence = 1, .first_position = 16, .num_positions = 16};
   HostPageStore store_{*Slab::Create("", 1 << 20)};
   std::byte* first_page_ = nullptr;
+  int64_t watermark_ = 0;  // its offset
 };
 
 TEST_F(WholePageTest, WhatIsWrittenAnewInPartBeforeItIsCommittedIsRead) {
@@ -74,6 +76,41 @@ TEST_F(WholePageTest, OneThatItsRankMayChangeInTheSlabIsSummedAsItLiesThere) {
   std::vector<std::byte> got(rows.size());
   EXPECT_TRUE(store_.Read(kFirst, got).ok());
   EXPECT_EQ(got, rows);
+}
+
+// Three tokens of another sequence, of a page that its own rank has not filled.
+TEST_F(WholePageTest, AForksRankThatStreamsCommitsNoRowsThatItHasNotWritten) {
+  const RowRange three = {.sequence = 1, .num_positions = 3};
+  ASSERT_TRUE(store_.Write(0, three, TestRows(three)).ok());
+  ASSERT_TRUE(store_.Commit(1, 0, 3).ok());
+  store_.StopWriter(1, 0);
+  ASSERT_EQ(*store_.OpenFrom({.sequence = 2, .geometry = kGeometry, .max_tokens = 64},
+                             {.sequence = 1, .tokens = 3, .fork = true, .min_tokens = 3}),
+            3);
+  ASSERT_TRUE(store_.Reserve({.sequence = 2, .heads = {0, 1}, .num_pages = 1}, false).ok());
+  const absl::Status refused = store_.Commit(2, 0, 16);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("has 3 rows written, want 16"));
+  const RowRange more = {.sequence = 2, .first_position = 3, .num_positions = 13};
+  ASSERT_TRUE(store_.Write(0, more, TestRows(more)).ok());
+  ASSERT_TRUE(store_.Commit(2, 0, 16).ok());
+  std::vector<std::byte> got(13 * 256);
+  ASSERT_TRUE(store_.Read(more, got).ok());
+  EXPECT_EQ(got, TestRows(more));
+}
+
+// A process that maps the slab, and one after it that does not.
+TEST_F(WholePageTest, ARankGoesOnStreamingBehindWhatWasWrittenInPlace) {
+  ASSERT_TRUE(store_.Reserve({.sequence = 1, .heads = {0, 1}, .num_pages = 1}, true).ok());
+  std::fill_n(first_page_, 9 * 256, std::byte{7});
+  PublishWatermark(store_.slab().Watermark(watermark_), 5);
+  store_.StopWriter(1, 0);
+  ASSERT_TRUE(store_.Reserve({.sequence = 1, .heads = {0, 1}, .num_pages = 1}, false).ok());
+  EXPECT_THAT(std::string(store_.Commit(1, 0, 9).message()),
+              HasSubstr("has 5 rows written, want 9"));
+  const RowRange one = {.sequence = 1, .first_position = 5, .num_positions = 1};
+  ASSERT_TRUE(store_.Write(0, one, TestRows(one)).ok());
+  ASSERT_TRUE(store_.Commit(1, 0, 6).ok());
 }
 
 // One head of a sequence beside what its rows must be: written in any parts, anew before they are
