@@ -117,8 +117,9 @@ absl::StatusOr<v1::ReopenSequenceResponse> Registry::Reopen(
       sequences_.FindOwner(request.sequence_id(), Viewer::Tenant(request.tenant())));
   HW_RETURN_IF_ERROR(
       CompareWithGroup(owner.fingerprint, "the sequence has", formation.fingerprint));
-  // Ranks read them in place. Waits for the tiers below, so not under a lock.
-  HW_RETURN_IF_ERROR(store_.BringUp(request.sequence_id()));
+  // Ranks read them in place. Waits for the tiers below, and reads all: so not under a lock.
+  HW_RETURN_IF_ERROR(sequences_.BringUp(request.sequence_id()));
+  HW_RETURN_IF_ERROR(store_.CheckPages(request.sequence_id()));
   // By then its caller may have given up, and asked again; or the group has formed anew.
   if (is_cancelled != nullptr && is_cancelled()) {
     return absl::CancelledError(
@@ -287,14 +288,24 @@ void Registry::NoteFinished(const v1::ReportPlanRequest& request, const v1::Plan
     if (IsOfItsEnd(request, report)) store_.StopWriter(id, rank);
     return;
   }
-  const absl::Time earlier =
-      sequences_.EarlierWriteEnd(id, groups_.MemberSince(request.group(), rank));
+  StopFinished(id, rank, report.incarnation(), groups_.MemberSince(request.group(), rank));
+}
+
+// Its reservation waited for room, and whoever asked has given up.
+void Registry::StopIfFinished(SequenceId id, int rank) {
+  const absl::StatusOr<SequenceRegistry::Owner> owner = sequences_.FindOwner(id);
+  if (!owner.ok() || !sequences_.HasFinished(id, rank)) return;
+  StopFinished(id, rank, owner->incarnation, groups_.MemberSince(owner->group, rank));
+}
+
+void Registry::StopFinished(SequenceId id, int rank, int32_t incarnation, Epoch since) {
+  const absl::Time earlier = sequences_.EarlierWriteEnd(id, since);
   if (earlier + WriteGrace() <= clock_.Now()) {
     store_.StopWriter(id, rank);
     return;
   }
   MutexLock lock(&mutex_);
-  late_stops_[{id, rank}] = {report.incarnation(), earlier + WriteGrace()};
+  late_stops_[{id, rank}] = {incarnation, earlier + WriteGrace()};
 }
 
 void Registry::StopLater() {

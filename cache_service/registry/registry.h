@@ -58,6 +58,8 @@ class Registry {
   absl::StatusOr<bool> CheckWriter(SequenceId sequence, int rank, Epoch epoch) const;
   // Likewise, and renews the sequence's lease: the rank is to get pages.
   absl::StatusOr<bool> AdmitWriter(SequenceId sequence, int rank, Epoch epoch);
+  // After its reservation: where the rank has said meanwhile that it writes no more, it does not.
+  void StopIfFinished(SequenceId id, int rank);
 
   // Ends leases and waits that are over, reclaims pages; called several times a
   // second. Returns the sequences whose leases ended.
@@ -88,6 +90,8 @@ class Registry {
   void CollectEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whoever has the sequence (or had it at its end) says that it writes no more.
   void NoteFinished(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
+  // Now, or once no process that was replaced writes any more.
+  void StopFinished(SequenceId id, int rank, int32_t incarnation, Epoch since);
   bool IsOfItsEnd(const v1::ReportPlanRequest& request, const v1::PlanReport& report);
   // What may have changed while its pages came up has been checked.
   absl::StatusOr<v1::ReopenSequenceResponse> GoOn(const v1::ReopenSequenceRequest& request,

@@ -35,7 +35,7 @@ absl::StatusOr<v1::ForkSequenceResponse> SequenceRegistry::Fork(
       HW_RETURN_IF_ERROR(MakeRoom(store_full, /*spared=*/request.sequence_id()));
       refused = store_full;
     } else if (absl::IsUnavailable(forked.status())) {
-      HW_RETURN_IF_ERROR(store_.BringUp(request.sequence_id()));
+      HW_RETURN_IF_ERROR(BringUp(request.sequence_id()));
       HW_RETURN_IF_ERROR(
           store_.PrepareShare(request.sequence_id(), kAllTokens - 1, /*exact=*/false).status());
       refused = forked.status();

@@ -7,10 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/shortage.h"
+#include "cache_service/base/status.h"
 #include "cache_service/registry/sequence_registry.h"
 
 namespace heavywater {
 namespace {
+
+// Others may take the room that was made.
+constexpr int kMaxBringUps = 4;
 
 template <typename Sequences>
 std::vector<SequenceId> IdsOf(const Sequences& sequences) {
@@ -111,8 +115,10 @@ std::vector<SequenceId> SequenceRegistry::ThoseThatHelp(const std::vector<Finish
 absl::Status SequenceRegistry::EndFinishedOf(const TenantShortage& tenant, const absl::Status& full,
                                              SequenceId spared) {
   const std::vector<Finished> finished = FinishedSequences(&tenant.tenant, spared);
-  const auto gain = [&tenant](const Finished& one) {
-    return tenant.what == "sequences" ? 1 : one.host_bytes;
+  const auto gain = [&](const Finished& one) {
+    if (tenant.what == "sequences") return int64_t{1};
+    // They would stay its tenant's until their writers have stopped.
+    return store_.HasWriters(one.id) ? int64_t{0} : one.host_bytes;
   };
   int64_t held = 0;
   for (const Finished& one : finished) held += gain(one);
@@ -132,6 +138,15 @@ absl::Status SequenceRegistry::MakeRoom(const absl::Status& full, SequenceId spa
   if (store_.MakeRoom(full, spared).ok()) return absl::OkStatus();
   MutexLock lock(&mutex_);
   return EndFinished(full, spared);
+}
+
+absl::Status SequenceRegistry::BringUp(SequenceId id) {
+  absl::Status up = store_.BringUp(id);
+  for (int round = 0; round < kMaxBringUps && absl::IsResourceExhausted(up); ++round) {
+    HW_RETURN_IF_ERROR(MakeRoom(up, /*spared=*/id));
+    up = store_.BringUp(id);
+  }
+  return up;
 }
 
 void SequenceRegistry::BoundCount() {

@@ -110,6 +110,7 @@ class SequenceRegistry {
     absl::Time write_end;  // of whoever may be writing nevertheless
   };
   std::vector<FinishedRank> FinishedRanks() const;
+  bool HasFinished(SequenceId id, int rank) const;
 
   // The store's watermark of the sequence has risen: a plan that waits for it may
   // be committed now. (Of ranks that write in the slab Tick() and readers find out.)
@@ -133,6 +134,10 @@ class SequenceRegistry {
   // worth another try. Otherwise nothing is ended, and the result is `full` with what
   // holds the room.
   absl::Status MakeRoom(const absl::Status& full, SequenceId spared = 0);
+  // As PageStore::BringUp(), with such room made. Waits for the tiers below.
+  absl::Status BringUp(SequenceId id);
+  // So that a change of its bytes shows when it goes on. Reads all of them.
+  void SealPages(SequenceId id) { (void)store_.PrepareShare(id, kAllTokens - 1, /*exact=*/false); }
 
   // As AdminService says. (sequence_pins.cc)
   absl::StatusOr<v1::PinResponse> Pin(const v1::PinRequest& request);
@@ -342,7 +347,6 @@ class SequenceRegistry {
   Records::iterator End(Records::iterator record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks, SequenceId id,
                            const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status KeepInHostMemory(SequenceId id, int64_t max_tokens);
   void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Host memory of what is suspended or pinned, with one more sequence.
   int64_t KeptBytes(SequenceId with) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

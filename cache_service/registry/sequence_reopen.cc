@@ -78,15 +78,6 @@ absl::Status SequenceRegistry::CheckReopen(const v1::ReopenSequenceRequest& requ
   return absl::OkStatus();
 }
 
-// The ranks read them in place, as soon as there is room for the sequence on the devices. They
-// were there a moment ago.
-absl::Status SequenceRegistry::KeepInHostMemory(SequenceId id, int64_t max_tokens) {
-  HW_RETURN_IF_ERROR(store_.Extend(id, max_tokens));
-  if (store_.HostBytes(id) == store_.SequenceBytes(id)) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("of its ", store_.SequenceBytes(id), " bytes only ",
-                                             store_.HostBytes(id), " are in host memory"));
-}
-
 // Whose processes wrote so far may be others than those that go on: one that stood still
 // writes on when it wakes, until its time is over.
 void SequenceRegistry::NoteReopened(const v1::ReopenSequenceRequest& request, Record& record) {
@@ -154,6 +145,12 @@ std::vector<SequenceRegistry::FinishedRank> SequenceRegistry::FinishedRanks() co
   return finished;
 }
 
+bool SequenceRegistry::HasFinished(SequenceId id, int rank) const {
+  MutexLock lock(&mutex_);
+  const auto record = records_.find(id);
+  return record != records_.end() && record->second.plans.is_finished(rank);
+}
+
 absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
     const v1::ReopenSequenceRequest& request, std::span<const Epoch> since, int32_t incarnation) {
   MutexLock lock(&mutex_);
@@ -179,11 +176,13 @@ absl::StatusOr<v1::ReopenSequenceResponse> SequenceRegistry::Reopen(
     return absl::DataLossError(
         absl::StrCat("sequence ", id, " has no committed state of ", most, " tokens or fewer"));
   }
-  HW_RETURN_IF_ERROR(
-      KeepInHostMemory(id, std::max(request.max_tokens(), record.request.max_tokens())));
   // What was given up behind the state is taken in again, as text that is not known.
   known = std::max(std::min(known, record.plans.first_dropped()), snapshot->tokens_seen);
   HW_RETURN_IF_ERROR(ContestReplaced(id, record, since, known));
+  // The ranks read its pages in place, as soon as there is room for it on the devices. Last of
+  // what may fail: they stay from then on.
+  HW_RETURN_IF_ERROR(
+      store_.Extend(id, std::max(request.max_tokens(), record.request.max_tokens())));
   record.plans.GoBackTo(snapshot->plan, known);
   if (request.max_tokens() > record.request.max_tokens()) {
     record.request.set_max_tokens(request.max_tokens());

@@ -54,6 +54,7 @@ absl::StatusOr<v1::ReserveResponse> PageHandlers::Reserve(const v1::ReserveReque
     reservation = store_.Reserve(range, direct);
   }
   HW_RETURN_IF_ERROR(reservation.status());
+  registry_.StopIfFinished(sequence, rank);
   // It may have waited for the tiers below, and its process been replaced: then these are
   // its successor's pages.
   HW_RETURN_IF_ERROR(registry_.CheckWriter(sequence, rank, request.epoch()).status());

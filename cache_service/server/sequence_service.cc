@@ -169,6 +169,9 @@ grpc::ServerUnaryReactor* SequenceService::Suspend(grpc::CallbackServerContext* 
     if (suspended.ok()) {
       LogInfo("sequence suspended",
               {{"sequence", request->sequence_id()}, {"ttl_ms", suspended->ttl_ms()}});
+      // Where too much waits already it comes when its pages move.
+      (void)bring_ups_.Schedule(
+          [this, id = request->sequence_id()] { registry_.sequences().SealPages(id); });
     }
     return suspended;
   });

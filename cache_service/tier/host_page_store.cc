@@ -359,6 +359,13 @@ bool HostPageStore::IsWriter(SequenceId sequence, int rank) const {
   return !(*entry)->released && (*entry)->pages.IsWriter(rank);
 }
 
+bool HostPageStore::HasWriters(SequenceId sequence) const {
+  const auto entry = Find(sequence);
+  if (!entry.ok()) return false;
+  MutexLock entry_lock(&(*entry)->mutex);
+  return (*entry)->pages.has_writers();
+}
+
 int64_t HostPageStore::HostBytes(SequenceId sequence) const {
   const auto entry = Find(sequence);
   if (!entry.ok()) return 0;

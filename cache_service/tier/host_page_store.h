@@ -44,6 +44,7 @@ class HostPageStore final : public PageStore {
   absl::Status Contest(SequenceId sequence, int rank, int64_t tokens) override;
   void EndContest(SequenceId sequence) override;
   absl::Status Extend(SequenceId sequence, int64_t max_tokens) override;
+  absl::Status CheckPages(SequenceId sequence) override;
   absl::Status Truncate(SequenceId sequence, int64_t tokens) override;
   absl::Status BringUp(SequenceId sequence, int64_t tokens) override;
   using PageStore::BringUp;
@@ -54,6 +55,7 @@ class HostPageStore final : public PageStore {
   int LowestTierOf(const PageRange& range) const override;
   int64_t Watermark(SequenceId sequence, int rank) const override;
   bool IsWriter(SequenceId sequence, int rank) const override;
+  bool HasWriters(SequenceId sequence) const override;
   int64_t HostBytes(SequenceId sequence) const override;
   int64_t SequenceBytes(SequenceId sequence) const override;
   int64_t HostBytesTogether(std::span<const SequenceId> sequences) const override;

@@ -79,6 +79,21 @@ absl::StatusOr<int64_t> HostPageStore::PrepareShare(SequenceId sequence, int64_t
   }
 }
 
+absl::Status HostPageStore::CheckPages(SequenceId sequence) {
+  for (int64_t page = 0;; ++page) {
+    HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
+    MutexLock entry_lock(&entry->mutex);
+    if (entry->released) return Ended(sequence);
+    if (page >= entry->pages.WrittenPages()) return absl::OkStatus();
+    const absl::Status checked = entry->pages.CheckPage(page);
+    Save(*entry);
+    if (checked.ok()) continue;
+    MutexLock lock(&mutex_);
+    ++counters_.checksum_failures;
+    return checked;
+  }
+}
+
 int64_t HostPageStore::HostBytesTogether(std::span<const SequenceId> sequences) const {
   int64_t bytes = 0;
   absl::flat_hash_set<int64_t> shared;

@@ -172,9 +172,9 @@ absl::Status HostPageStore::Extend(SequenceId sequence, int64_t max_tokens) {
   HW_ASSIGN_OR_RETURN(const EntryPtr entry, Find(sequence));
   MutexLock entry_lock(&entry->mutex);
   if (entry->released) return Ended(sequence);
-  entry->pages.Extend(max_tokens);
+  const absl::Status extended = entry->pages.Extend(max_tokens);
   Save(*entry);
-  return absl::OkStatus();
+  return extended;
 }
 
 absl::StatusOr<std::vector<WrittenPart>> HostPageStore::Written(SequenceId sequence) const {

@@ -16,6 +16,7 @@ namespace {
 // often only where moves outrun reads.
 constexpr int kMaxLookups = 4;
 constexpr int kMaxRounds = 4;
+constexpr absl::Duration kRetryAfter = absl::Seconds(1);
 
 }  // namespace
 
@@ -76,17 +77,30 @@ absl::Status OrderedPageStore::BringUp(SequenceId sequence, int64_t tokens) {
     if (below.empty()) return absl::OkStatus();
     HW_RETURN_IF_ERROR(MakeQuotaRoom(sequence, below));
     for (const PagePlace& place : below) {
-      status = BringUpPage(place);
+      status = BringUpPage(place, /*except=*/sequence);
+      if (absl::IsResourceExhausted(status)) return NoRoomFor(sequence, tokens);
       if (!status.ok() && !absl::IsNotFound(status)) return status;
     }
   }
-  if (!status.ok()) return status;
-  return absl::ResourceExhaustedError(
-      absl::StrCat("sequence ", sequence, " does not fit into host memory of ",
-                   host_->slab().total_bytes(), " bytes beside what others write"));
+  return status.ok() ? NoRoomFor(sequence, tokens) : status;
 }
 
-absl::Status OrderedPageStore::BringUpPage(const PagePlace& place) {
+absl::Status OrderedPageStore::NoRoomFor(SequenceId sequence, int64_t tokens) {
+  HW_ASSIGN_OR_RETURN(const std::vector<PagePlace> below, host_->PagesBelow(sequence, tokens));
+  int64_t need = 0;
+  for (const PagePlace& place : below) need += Slab::RoundUp(place.page_bytes);
+  const int64_t total = host_->slab().total_bytes();
+  const int64_t free = total - host_->TakenBytes();
+  return ExhaustedError(absl::StrCat("pages of sequence ", sequence, " that lie below need ", need,
+                                     " bytes of host memory, ", free, " are free of ", total),
+                        {.subject = "host_bytes",
+                         .need = need,
+                         .available = free,
+                         .limit = total,
+                         .retry_after = need <= total ? kRetryAfter : absl::InfiniteDuration()});
+}
+
+absl::Status OrderedPageStore::BringUpPage(const PagePlace& place, SequenceId except) {
   std::vector<std::byte> page(place.page_bytes);
   const absl::Status copied = CopyDecoded(place, page);
   if (!copied.ok()) {
@@ -99,7 +113,7 @@ absl::Status OrderedPageStore::BringUpPage(const PagePlace& place) {
     const bool has_room = free >= Slab::RoundUp(place.page_bytes);
     // It moves itself: the next round has it. Or what is free is not in one piece.
     if (has_room && tried) return absl::OkStatus();
-    if (MoveDown(kHostTier) > 0 || has_room) continue;
+    if (MoveDown(kHostTier, {.except = except}) > 0 || has_room) continue;
     return absl::ResourceExhaustedError(absl::StrCat(Describe(place.key), " needs ",
                                                      place.page_bytes, " bytes of host memory, ",
                                                      free, " are free of ", total));

@@ -96,6 +96,7 @@ class OrderedPageStore final : public PageStore {
   bool IsWriter(SequenceId sequence, int rank) const override {
     return host_->IsWriter(sequence, rank);
   }
+  bool HasWriters(SequenceId sequence) const override { return host_->HasWriters(sequence); }
   int64_t HostBytes(SequenceId sequence) const override { return host_->HostBytes(sequence); }
   int64_t SequenceBytes(SequenceId sequence) const override {
     return host_->SequenceBytes(sequence);
@@ -113,6 +114,7 @@ class OrderedPageStore final : public PageStore {
     return host_->Truncate(sequence, tokens);
   }
   absl::Status BringUp(SequenceId sequence, int64_t tokens) override;
+  absl::Status CheckPages(SequenceId sequence) override { return host_->CheckPages(sequence); }
   using PageStore::BringUp;
   absl::Status MakeRoom(const absl::Status& full, SequenceId spared) override;
   using PageStore::MakeRoom;
@@ -190,7 +192,9 @@ class OrderedPageStore final : public PageStore {
   absl::Status ReadBelow(const PagePlace& place, const RowRange& rows, std::span<std::byte> bytes);
   // Unless the slab would hold more than that.
   bool Promote(const PagePlace& place, std::span<const std::byte> page, int64_t max_used_bytes);
-  absl::Status BringUpPage(const PagePlace& place);
+  // Others move down for it, but not pages of sequence `except`.
+  absl::Status BringUpPage(const PagePlace& place, SequenceId except = 0);
+  absl::Status NoRoomFor(SequenceId sequence, int64_t tokens);
   // ordered_page_store_rest.cc
   absl::Status BringUpRange(const PageRange& range);
   absl::StatusOr<int64_t> AskPage(SequenceId sequence, int rank, const PageId& page);

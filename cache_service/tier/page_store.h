@@ -222,7 +222,8 @@ class PageStore {
   // Ends the sequence: nothing of it can be read or written any more.
   virtual absl::Status Release(SequenceId sequence) = 0;
 
-  // Positions up to `max_tokens` may come, more than it was opened for. NOT_FOUND.
+  // Positions up to `max_tokens` may come, more than it was opened for: its pages stay in host
+  // memory until each rank has stopped again. NOT_FOUND; UNAVAILABLE: one lies below.
   virtual absl::Status Extend(SequenceId sequence, int64_t max_tokens) = 0;
   // Positions from `tokens` on can be read no more, and written anew: of a sequence that
   // nobody writes to. Once all its ranks have stopped, pages in host memory that hold
@@ -233,6 +234,10 @@ class PageStore {
   // lock.
   virtual absl::Status BringUp(SequenceId sequence, int64_t tokens) = 0;
   absl::Status BringUp(SequenceId sequence) { return BringUp(sequence, kAllTokens); }
+
+  // Reads all of its pages in host memory that are sealed. DATA_LOSS naming one whose bytes have
+  // changed, which counts as damaged from then on; NOT_FOUND.
+  virtual absl::Status CheckPages(SequenceId sequence) = 0;
 
   // The rank goes on with another process, from at most `tokens` of what is written, and the
   // one before may still write in the slab, if it has not stopped (StopWriter()): the new one
@@ -251,6 +256,8 @@ class PageStore {
   // The rank has reserved pages of the sequence: its watermark says how far they
   // are written.
   virtual bool IsWriter(SequenceId sequence, int rank) const = 0;
+  // A rank may be writing to the sequence in the slab: its end frees nothing before that stops.
+  virtual bool HasWriters(SequenceId sequence) const = 0;
   // Bytes of the sequence's pages in host memory, and in all tiers.
   virtual int64_t HostBytes(SequenceId sequence) const = 0;
   virtual int64_t SequenceBytes(SequenceId sequence) const = 0;

@@ -153,7 +153,7 @@ Reservation SequencePages::Fill(const PageRange& range, int64_t watermark,
   }
   if (direct && !streamers_.contains(range.rank)) writers_.insert(range.rank);
   stopped_.erase(range.rank);
-  awaits_writers_ = false;
+  awaited_.erase(range.rank);
   NoteChange();
   return reservation;
 }
@@ -456,10 +456,16 @@ std::vector<int64_t> SequencePages::TakeAll() {
   return offsets;
 }
 
-void SequencePages::Extend(int64_t max_tokens) {
+absl::Status SequencePages::Extend(int64_t max_tokens) {
+  if (num_below_ > 0) {
+    const PagePlace below = PagesBelow(kAllTokens).front();
+    return absl::UnavailableError(absl::StrCat(num_below_, " pages do not lie in host memory, ",
+                                               heavywater::Describe(below.key), " among them"));
+  }
   spec_.max_tokens = std::max(spec_.max_tokens, max_tokens);
-  awaits_writers_ = true;
+  for (int rank = 0; rank < spec_.num_ranks; ++rank) awaited_.insert(rank);
   NoteChange();
+  return absl::OkStatus();
 }
 
 void SequencePages::Truncate(int64_t tokens) {
@@ -483,6 +489,7 @@ void SequencePages::Truncate(int64_t tokens) {
 
 void SequencePages::StopWriter(int rank) {
   if (rank < 0 || rank >= spec_.num_ranks) return;
+  awaited_.erase(rank);
   if (writers_.erase(rank) > 0) NoteChange();
   // Whoever comes next for the rank may map the slab.
   if (streamers_.erase(rank) > 0) NoteChange();

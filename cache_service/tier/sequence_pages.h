@@ -116,8 +116,9 @@ class SequencePages {
     spec_.tenant = tenant;
     spec_.dtype = dtype;
   }
-  // More tokens will come: pages stay in the slab until ranks have written, and stopped again.
-  void Extend(int64_t max_tokens);
+  // More tokens will come: pages stay in the slab until all ranks have stopped again.
+  // UNAVAILABLE naming a page that lies below: then nothing is changed.
+  absl::Status Extend(int64_t max_tokens);
   // Positions from there on are not committed any more.
   void Truncate(int64_t tokens);
   // --- Processes that were replaced --- (sequence_pages_contested.cc)
@@ -140,6 +141,9 @@ class SequencePages {
   // or checks each. DATA_LOSS naming the one that has changed, which is stuck from then on.
   // `exact`: none may have been stored at 8 bits.
   absl::StatusOr<bool> PreparePage(int64_t page, bool exact);
+  int64_t WrittenPages() const;  // up to the highest watermark
+  // What of one is sealed and lies in host memory. DATA_LOSS likewise.
+  absl::Status CheckPage(int64_t page);
   // Leading pages for which PreparePage() has held, at most `max`.
   int64_t PreparedPages(int64_t max, bool exact) const;
   // Of the first `max`: those that are committed and whose pages lie in host memory, the
@@ -266,6 +270,7 @@ class SequencePages {
   }
   int64_t CommittedTokens() const;
   absl::Status CheckReady(Key key, int64_t tokens) const;
+  absl::Status CheckSeal(Key key, PageEntry& entry);
   // Whether all of the page's rows are committed.
   bool IsCommitted(Key key, const PageEntry& entry) const {
     return (PageOfKey(key) + 1) * spec_.geometry.page_tokens <= WatermarkOf(entry);
@@ -284,7 +289,7 @@ class SequencePages {
   }
   bool MayLeave(Key key, const PageEntry& entry, int from) const;
   // Nobody reads or writes in place.
-  bool MayAllLeave() const { return all_stopped() && !awaits_writers_; }
+  bool MayAllLeave() const { return all_stopped() && awaited_.empty(); }
   std::vector<PagePlace> BeginRestingMoves(int64_t max);
   absl::StatusOr<PageEntry*> FindOwn(int rank, const PageId& page);
   void SetResting(Key key, PageEntry& entry, bool resting);
@@ -319,7 +324,7 @@ class SequencePages {
   absl::flat_hash_map<int, int64_t> cells_;              // watermarks that were moved, by rank
   absl::flat_hash_map<int, ContestedMemory> contested_;  // by rank, while it may be written to
   int64_t num_contested_ = 0;                            // pages there
-  bool awaits_writers_ = false;  // since Extend(), until the first one reserves
+  absl::flat_hash_set<int> awaited_;  // since Extend(), until they reserve or stop
   bool tracks_ = false;
   bool changed_ = false;      // anything but pages_
   std::vector<Key> touched_;  // of pages_; also those that are gone

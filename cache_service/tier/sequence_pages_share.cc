@@ -38,25 +38,47 @@ absl::Status SequencePages::CheckSource(const SequenceSpec& spec) const {
 }
 
 absl::StatusOr<bool> SequencePages::PreparePage(int64_t page, bool exact) {
+  bool whole = true;
   for (int64_t row = 0; row < pages_of_row(); ++row) {
     const Key key = KeyOfRow(row, page);
     const auto found = pages_.find(key);
     if (found == pages_.end()) return false;
     PageEntry& entry = found->second;
-    const bool fits = entry.tier == kHostTier && !entry.stuck && !(exact && entry.rounded);
-    if (!fits || !IsCommitted(key, entry)) return false;
-    if (!entry.sealed) {
+    if (entry.tier != kHostTier || entry.stuck || (exact && entry.rounded)) return false;
+    // One that is not full is sealed where nobody has written since it moved.
+    if (entry.sealed) HW_RETURN_IF_ERROR(CheckSeal(key, entry));
+    if (!IsCommitted(key, entry)) {
+      whole = false;
+    } else if (!entry.sealed) {
       Seal(key, entry);
-      continue;
     }
-    const uint32_t crc = Crc32c(PageBytes(entry));
-    if (crc == entry.crc) continue;
-    entry.stuck = true;
-    Touch(key);
-    return absl::DataLossError(absl::StrCat(Describe(PlaceOf(key, entry).key), ": checksum is ",
-                                            crc, ", want ", entry.crc));
   }
-  return true;
+  return whole;
+}
+
+int64_t SequencePages::WrittenPages() const {
+  int64_t tokens = 0;
+  for (int rank = 0; rank < spec_.num_ranks; ++rank) tokens = std::max(tokens, Watermark(rank));
+  return spec_.geometry.PagesFor(tokens);
+}
+
+absl::Status SequencePages::CheckPage(int64_t page) {
+  for (int64_t row = 0; row < pages_of_row(); ++row) {
+    const Key key = KeyOfRow(row, page);
+    const auto found = pages_.find(key);
+    if (found == pages_.end() || found->second.tier != kHostTier) continue;
+    if (found->second.sealed) HW_RETURN_IF_ERROR(CheckSeal(key, found->second));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequencePages::CheckSeal(Key key, PageEntry& entry) {
+  const uint32_t crc = Crc32c(PageBytes(entry));
+  if (crc == entry.crc && !entry.stuck) return absl::OkStatus();
+  entry.stuck = true;
+  Touch(key);
+  return absl::DataLossError(
+      absl::StrCat(Describe(PlaceOf(key, entry).key), ": checksum is ", crc, ", want ", entry.crc));
 }
 
 int64_t SequencePages::PreparedPages(int64_t max, bool exact) const {

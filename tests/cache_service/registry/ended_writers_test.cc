@@ -28,6 +28,21 @@ TEST_F(EndedWritersTest, PagesInTheSlabWaitForTheirWriterToHearOfTheEnd) {
   EXPECT_EQ(store_.Stats().used_bytes, 0);
 }
 
+// Whoever asked for the pages has given up, and ended the text, by the time there is room.
+TEST_F(EndedWritersTest, AReservationThatComesAfterItsRanksEndMakesItNoWriterAgain) {
+  const SequenceId id = Open("request");
+  ASSERT_TRUE(Reserve(id, 0, 1, /*direct=*/true).ok());
+  registry_.StopIfFinished(id, 0);
+  EXPECT_TRUE(store_.HasWriters(id)) << "it goes on";
+  ASSERT_TRUE(registry_.ReportPlan(TestFinished(epoch_, id, 16)).ok());
+  EXPECT_FALSE(store_.HasWriters(id));
+  ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());
+  registry_.StopIfFinished(id, 1);
+  EXPECT_TRUE(store_.HasWriters(id));
+  registry_.StopIfFinished(id, 0);
+  EXPECT_FALSE(store_.HasWriters(id));
+}
+
 TEST_F(EndedWritersTest, AHeartbeatThatWasUnderWayBeforeTheEndStopsNoWriter) {
   const SequenceId id = Open("request");
   ASSERT_TRUE(Reserve(id, 0, 2, /*direct=*/true).ok());

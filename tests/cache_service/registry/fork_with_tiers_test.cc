@@ -23,21 +23,6 @@ class ForkWithTiersTest : public TiersFixture {
     request.set_request_id(absl::StrCat("fork-", ++num_forks_));
     return registry_->sequences().Fork(request);
   }
-  // Pages that some rank writes, until `free` are left.
-  void FillHost(int64_t free) {
-    constexpr SequenceId kOther = 1000;
-    ASSERT_TRUE(store_
-                    ->Open({.sequence = kOther,
-                            .geometry = {.num_layers = 1,
-                                         .num_kv_heads = 1,
-                                         .page_tokens = 16,
-                                         .row_bytes = 256},
-                            .max_tokens = 1000})
-                    .ok());
-    const int64_t pages = store_->Stats().free_bytes / kUnit - free;
-    ASSERT_TRUE(
-        store_->Reserve({.sequence = kOther, .heads = {0, 1}, .num_pages = pages}, true).ok());
-  }
   int num_forks_ = 0;
 };
 
@@ -52,8 +37,8 @@ TEST_F(ForkWithTiersTest, WithoutRoomItIsExhaustedEachTimeAndItsPagesStay) {
     EXPECT_EQ(shortage->subject, "host_bytes");
     EXPECT_EQ(store_->HostBytes(parent), 16 * kUnit) << "moved down in vain";
   }
-  ASSERT_TRUE(store_->Release(1000).ok());
-  store_->StopWriter(1000, 0);
+  ASSERT_TRUE(store_->Release(kFiller).ok());
+  store_->StopWriter(kFiller, 0);
   const auto forked = Fork(parent);
   ASSERT_TRUE(forked.ok()) << forked.status();
   EXPECT_TRUE(IsWhole(forked->sequence_id(), 50));
@@ -87,6 +72,31 @@ TEST_F(ForkWithTiersTest, OneThatIsDamagedBelowIsDataLoss) {
     const absl::Status refused = Fork(parent).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("page 2"));
+  }
+}
+
+// The page in which the tokens end is copied: it has a seal where it has been below.
+TEST_F(ForkWithTiersTest, APageThatIsNotFullAndHasChangedInTheSlabIsDataLoss) {
+  const SequenceId parent = OpenAndFinish(50);
+  while (store_->FlushBatch(0) > 0) {
+  }
+  ASSERT_TRUE(store_->BringUp(parent).ok());
+  ASSERT_TRUE(Fork(parent).ok());
+  // All rows are of this byte, and what lies behind them is zero.
+  const auto byte = static_cast<std::byte>(opened_);
+  int damaged = 0;
+  for (int64_t at = 0; at < 40 * kUnit && damaged == 0; at += kUnit) {
+    std::byte* const page = store_->slab().At(at);
+    const bool two_rows = page[2 * 256 - 1] == byte && page[2 * 256] == std::byte{0};
+    if (!two_rows) continue;
+    page[3] ^= std::byte{1};
+    ++damaged;
+  }
+  ASSERT_EQ(damaged, 1);
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status refused = Fork(parent).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("page 3"));
   }
 }
 

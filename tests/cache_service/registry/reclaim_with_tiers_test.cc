@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "cache_service/base/shortage.h"
 #include "cache_service/registry/layout.h"
 #include "tests/cache_service/registry/tiers_fixture.h"
 
@@ -46,6 +47,46 @@ TEST_F(ReclaimWithTiersTest, ATierThatIsAwayCostsFinishedSequencesNotNewOnes) {
   ASSERT_TRUE(third.ok()) << third.status();
   EXPECT_FALSE(registry_->sequences().FindOwner(first).ok());
   EXPECT_TRUE(IsWhole(second)) << "no more than was needed";
+}
+
+TEST_F(ReclaimWithTiersTest, OneThatComesBackEndsFinishedOnesWhereNoTierHasRoom) {
+  const SequenceId back = OpenAndFinish();
+  v1::SuspendSequenceRequest suspend;
+  suspend.set_sequence_id(back);
+  ASSERT_TRUE(registry_->sequences().Suspend(suspend).ok());
+  const SequenceId oldest = OpenAndFinish();
+  while (store_->FlushBatch(0) > 0) {
+  }
+  ASSERT_EQ(disk_->Stats().free_bytes, 0);
+  const SequenceId next = OpenAndFinish();
+  const SequenceId last = OpenAndFinish();
+  FillHost(0);
+  const absl::Status status = registry_->sequences().BringUp(back);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(store_->HostBytes(back), 16 * kUnit);
+  EXPECT_TRUE(IsWhole(back));
+  EXPECT_FALSE(registry_->sequences().FindOwner(oldest).ok());
+  EXPECT_TRUE(IsWhole(next)) << "no more than was needed";
+  EXPECT_TRUE(IsWhole(last));
+}
+
+TEST_F(ReclaimWithTiersTest, NoneEndsForOneThatWouldNotFitEvenSo) {
+  const SequenceId back = OpenAndFinish();
+  while (store_->FlushBatch(0) > 0) {
+  }
+  disk_->LimitPuts(0);
+  const SequenceId finished = OpenAndFinish(16);
+  OpenAndWrite(64);
+  const auto filling = OpenAndWrite(32);  // 5 + 17 + 17, of whose promise half is left
+  const absl::Status status = registry_->sequences().BringUp(back);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  const auto shortage = ShortageOf(status);
+  ASSERT_TRUE(shortage.has_value());
+  EXPECT_EQ(shortage->subject, "host_bytes");
+  EXPECT_EQ(shortage->need, 16 * kUnit);
+  EXPECT_TRUE(IsWhole(finished, 16));
+  EXPECT_TRUE(IsWhole(filling, 32));
+  EXPECT_TRUE(IsWhole(back));
 }
 
 TEST_F(ReclaimWithTiersTest, SequencesThatAreBeingWrittenStayAndTheRefusalNamesThem) {

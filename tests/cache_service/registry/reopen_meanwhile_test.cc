@@ -42,6 +42,18 @@ class ReopenMeanwhileTest : public ::testing::Test {
                              });
   }
   // For an hour, all of its pages below.
+  void Suspend() {
+    v1::SuspendSequenceRequest suspend;
+    suspend.set_sequence_id(id_);
+    const auto suspended = registry_->sequences().Suspend(suspend);
+    EXPECT_TRUE(suspended.ok()) << suspended.status();
+    Flush();
+  }
+  void Flush() {
+    while (store_->FlushBatch(id_) > 0) {
+    }
+    EXPECT_EQ(store_->HostBytes(id_), 0);
+  }
   void WriteAndSuspend() {
     EXPECT_TRUE(store_->Reserve({.sequence = id_, .heads = {0, 2}, .num_pages = 2}, false).ok());
     const std::vector<std::byte> page(4096);
@@ -52,13 +64,7 @@ class ReopenMeanwhileTest : public ::testing::Test {
     v1::ReportPlanRequest request = TestFinished(epoch_, id_, kTokens);
     AddTestState(kTokens, *request.mutable_reports(0));
     EXPECT_TRUE(registry_->ReportPlan(request).ok());
-    v1::SuspendSequenceRequest suspend;
-    suspend.set_sequence_id(id_);
-    const auto suspended = registry_->sequences().Suspend(suspend);
-    EXPECT_TRUE(suspended.ok()) << suspended.status();
-    while (store_->FlushBatch(id_) > 0) {
-    }
-    EXPECT_EQ(store_->HostBytes(id_), 0);
+    Suspend();
   }
   v1::ReopenSequenceRequest Request() const {
     v1::ReopenSequenceRequest request = TestReopen(opened_, id_, epoch_);
@@ -86,6 +92,35 @@ TEST_F(ReopenMeanwhileTest, ACallerThatHasGoneDoesNotEndTheSuspension) {
   EXPECT_TRUE(registry_->sequences().IsCurrent(id_, 0));
   EXPECT_TRUE(registry_->Reopen(Request()).ok());
   EXPECT_FALSE(IsSuspended());
+}
+
+// As a worker does whose client has gone before there was room on the devices: no rank has
+// reserved a page by then.
+TEST_F(ReopenMeanwhileTest, ATurnThatIsGivenBackLetsItsPagesGoDownAgain) {
+  const auto reopened = registry_->Reopen(Request());
+  ASSERT_TRUE(reopened.ok()) << reopened.status();
+  EXPECT_EQ(store_->FlushBatch(id_), 0) << "its ranks are about to read them";
+  v1::ReportPlanRequest given_back = TestFinished(epoch_, id_, kTokens);
+  given_back.mutable_reports(0)->set_plan(reopened->plan() + 1);
+  given_back.mutable_reports(0)->set_incarnation(reopened->incarnation());
+  AddTestState(kTokens, *given_back.mutable_reports(0));
+  given_back.mutable_reports(0)->clear_tokens();  // they are known
+  ASSERT_TRUE(registry_->ReportPlan(given_back).ok());
+  Suspend();
+}
+
+TEST_F(ReopenMeanwhileTest, OneWhosePagesGoDownAgainMeanwhileHoldsNone) {
+  const absl::Status status = registry_
+                                  ->Reopen(Request(),
+                                           [&] {
+                                             Flush();
+                                             return false;
+                                           })
+                                  .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_TRUE(IsSuspended());
+  ASSERT_TRUE(store_->BringUp(id_).ok());
+  Flush();
 }
 
 TEST_F(ReopenMeanwhileTest, ACallOfAnEarlierFormationIsAborted) {

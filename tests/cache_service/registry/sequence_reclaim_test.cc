@@ -152,6 +152,21 @@ TEST_F(SequenceReclaimTest, NoneIsEndedWhosePagesWouldStayUntilItsWritersHaveSto
   EXPECT_FALSE(IsThere(second));
 }
 
+TEST_F(SequenceReclaimTest, AQuotaEndsNoneThatWouldStayInItEither) {
+  store_.tenants().SetLimits("", TenantLimits{.host_bytes = 34 * kUnit});
+  const SequenceId first = OpenAndFinish();
+  const SequenceId second = OpenAndFinish();
+  for (const SequenceId id : {first, second}) {
+    ASSERT_TRUE(store_.Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 4}, true).ok());
+  }
+  EXPECT_EQ(Open().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(IsThere(first) && IsThere(second));
+  store_.StopWriter(second, 0);
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(IsThere(first)) << "in vain";
+  EXPECT_FALSE(IsThere(second));
+}
+
 TEST_F(SequenceReclaimTest, TheNumberOfSequencesIsALimitLikeAnyOther) {
   std::vector<SequenceId> open;
   for (int i = 0; i < 4; ++i) open.push_back(*Open(0));

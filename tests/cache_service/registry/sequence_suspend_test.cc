@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_service/registry/registry.h"
 #include "cache_service/tier/host_page_store.h"
+#include "cache_service/tier/slab_view.h"
 #include "tests/cache_service/registry/fake_clock.h"
 #include "tests/cache_service/registry/requests.h"
 
@@ -133,6 +134,29 @@ TEST_F(SequenceSuspendTest, HeartbeatsSayThatItIsToLeaveTheDevice) {
   EXPECT_EQ(Heartbeat()->suspended_sequence_ids_size(), 0);
   ASSERT_TRUE(Suspend(id_, 0).ok());
   EXPECT_THAT(Heartbeat()->suspended_sequence_ids(), ElementsAre(id_));
+}
+
+TEST_F(SequenceSuspendTest, ATurnOnPagesThatHaveChangedInTheSlabIsDataLoss) {
+  const auto reserved = store_.Reserve({.sequence = id_, .heads = {0, 2}, .num_pages = 2}, true);
+  ASSERT_TRUE(reserved.ok()) << reserved.status();
+  PublishWatermark(store_.slab().Watermark(reserved->watermark_offset), kTokens);
+  Report(id_);
+  ASSERT_TRUE(Suspend(id_, 0).ok());
+  registry_.sequences().SealPages(id_);
+  ASSERT_TRUE(registry_.Reopen(MoreTokens(1000)).ok());
+  v1::ReportPlanRequest again = TestFinished(epoch_, id_, kTokens);
+  again.mutable_reports(0)->set_plan(2);
+  again.mutable_reports(0)->set_incarnation(1);
+  AddTestState(kTokens, *again.mutable_reports(0));
+  again.mutable_reports(0)->clear_tokens();
+  ASSERT_TRUE(registry_.ReportPlan(again).ok());
+  *store_.slab().At(reserved->offsets[2]) ^= std::byte{1};
+  for (int i = 0; i < 2; ++i) {
+    const absl::Status status = registry_.Reopen(MoreTokens(1000)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("page 0 of sequence 1, layer 0, kv_head 1: checksum is"));
+  }
 }
 
 TEST_F(SequenceSuspendTest, ATurnMayTakeMoreTokensThanItWasOpenedFor) {

@@ -79,6 +79,20 @@ class TiersFixture : public ::testing::Test {
     }
     return true;
   }
+  // Pages that some rank writes, until `free` are left.
+  void FillHost(int64_t free) {
+    ASSERT_TRUE(store_
+                    ->Open({.sequence = kFiller,
+                            .geometry = {.num_layers = 1,
+                                         .num_kv_heads = 1,
+                                         .page_tokens = 16,
+                                         .row_bytes = 256},
+                            .max_tokens = 1000})
+                    .ok());
+    const int64_t pages = store_->Stats().free_bytes / kUnit - free;
+    ASSERT_TRUE(
+        store_->Reserve({.sequence = kFiller, .heads = {0, 1}, .num_pages = pages}, true).ok());
+  }
   // Of each page.
   static std::vector<RowRange> RowsOf(SequenceId id, int64_t tokens) {
     std::vector<RowRange> pages;
@@ -91,6 +105,7 @@ class TiersFixture : public ::testing::Test {
     return pages;
   }
 
+  static constexpr SequenceId kFiller = 1000;
   FakeClock clock_;
   FakeTier* disk_ = nullptr;
   std::unique_ptr<OrderedPageStore> store_;
