@@ -1,4 +1,4 @@
-"""Includes follow the dependency picture of the design.
+"""Includes follow the dependency picture (docs/architecture.md); names of classes are used once.
 
 cache_service/base <- worker/{policy,cache,backend,comm} <- worker/rank <- worker/server
 cache_service/base <- cache_service/tier <- worker/rank
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("*.h", "*.cc", "*.inc")
+SOURCES = ("*.h", "*.cuh", "*.cc", "*.cu", "*.inc")
 
 # Folder -> the project's folders that its files may include, itself apart.
 # "proto" stands for the generated headers (heavywater/v1/...).
@@ -57,10 +57,12 @@ ALLOWED: dict[str, set[str]] = {
     "client/cpp": {BASE, SECURITY, "proto"},
 }
 
-# The core builds without these (DESIGN: "The core").
+# The core builds without these (docs/architecture.md).
 CORE = (BASE, TIER, *RANK_PARTS, "worker/rank", "worker/sizing", "worker/replay")
 SERVER_ONLY = re.compile(r"^(grpc|google/protobuf|spdlog|yaml-cpp|prometheus|heavywater/v1)")
 
+NAMESPACE = re.compile(r"^namespace (\w[\w:]*)", re.MULTILINE)
+DEFINITION = re.compile(r"^(?:class|struct|union|enum class)(?: ABSL_\w+)* (\w+)(?: final)?[^;{(]*\{", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 
 
@@ -105,6 +107,19 @@ def test_every_source_file_belongs_to_a_layer() -> None:
     assert files
     homeless = [str(f.relative_to(ROOT)) for f in files if layer_of(str(f.relative_to(ROOT))) is None]
     assert homeless == []
+
+
+def test_no_two_classes_of_headers_have_one_name() -> None:
+    """Two definitions of one name may be linked together, and one then gets the other's functions."""
+    places: dict[str, set[str]] = {}
+    headers = [file for root in ("cache_service", "worker", "client", "tests") for file in (ROOT / root).rglob("*.h")]
+    for header in headers:
+        text = header.read_text(encoding="utf-8")
+        space = "::".join(NAMESPACE.findall(text))
+        for name in DEFINITION.findall(text):
+            places.setdefault(f"{space}::{name}", set()).add(str(header.relative_to(ROOT)))
+    assert len(places) > 400
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 #include <cstring>
 
+#include "cache_service/base/store_lines.h"
+
 namespace heavywater {
 namespace {
 
 constexpr size_t kSmallBytes = 2048;  // no C library takes `rep movsb` for fewer
-constexpr size_t kLineBytes = 64;
 constexpr size_t kStepBytes = 3 * kLineBytes;
 constexpr size_t kAheadBytes = 16 * kStepBytes;  // prefetchers stop at the end of their 4 KiB
 
@@ -27,6 +28,26 @@ void CopyBytes(std::span<const std::byte> from, std::byte* to) {
   }
   // The last step overlaps the one before.
   if (left > 0) std::memcpy(to + left - kStepBytes, source + left - kStepBytes, kStepBytes);
+}
+
+void StoreBytes(std::span<const std::byte> from, std::byte* to) {
+  if (!kStoresLines || from.size() <= kSmallBytes) {
+    CopyBytes(from, to);
+    return;
+  }
+  const size_t head = BytesToNextLine(to);
+  std::memcpy(to, from.data(), head);
+  const std::byte* source = from.data() + head;
+  to += head;
+  size_t left = from.size() - head;
+  for (; left >= kStepBytes; left -= kStepBytes, source += kStepBytes, to += kStepBytes) {
+    for (size_t i = 0; i < kStepBytes; i += kLineBytes) {
+      __builtin_prefetch(source + kAheadBytes + i);
+    }
+    StoreThreeLines(source, to);
+  }
+  std::memcpy(to, source, left);
+  FinishStores();
 }
 
 }  // namespace heavywater

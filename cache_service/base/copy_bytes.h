@@ -12,4 +12,8 @@ namespace heavywater {
 // large allocations (16 bytes into a page) do beside pages. The ranges must not overlap.
 void CopyBytes(std::span<const std::byte> from, std::byte* to);
 
+// As CopyBytes(), past the caches (on x86): into memory that is not read soon, which then need not
+// be fetched in order to be written.
+void StoreBytes(std::span<const std::byte> from, std::byte* to);
+
 }  // namespace heavywater

@@ -11,7 +11,6 @@
 namespace heavywater {
 namespace {
 
-constexpr absl::Duration kMinWriteGrace = absl::Seconds(1);
 // Of a sequence that ended before a restart: no report is known to be of its end.
 constexpr int32_t kUnknownIncarnation = -1;
 
@@ -37,10 +36,6 @@ Registry::Registry(const RegistryOptions& options, PageStore& store, Clock& cloc
   store.tenants().SetDefaults(options.tenant_defaults);
 }
 
-absl::Duration Registry::WriteGrace() const {
-  return std::max(options_.rank_lease, kMinWriteGrace);
-}
-
 absl::Status Registry::Restore(const std::vector<SequenceId>& live,
                                const std::vector<SequenceId>& retiring) {
   HW_RETURN_IF_ERROR(groups_.Restore());
@@ -50,10 +45,10 @@ absl::Status Registry::Restore(const std::vector<SequenceId>& live,
   // Those first that were ended just now: they may be among the records below.
   CollectEnded();
   for (const SequenceRegistry::FinishedRank& rank : sequences_.FinishedRanks()) {
-    late_stops_[{rank.id, rank.rank}] = {rank.incarnation, rank.write_end + WriteGrace()};
+    late_stops_[{rank.id, rank.rank}] = {rank.incarnation, rank.write_end + options_.write_grace()};
   }
   for (const auto& [id, write_end] : sequences_.WriteEnds()) {
-    contests_[id].end = write_end + WriteGrace();
+    contests_[id].end = write_end + options_.write_grace();
   }
   return LoadRetiring(retiring);
 }
@@ -71,12 +66,13 @@ absl::Status Registry::LoadRetiring(const std::vector<SequenceId>& retiring) {
               return absl::DataLossError(
                   absl::StrCat("the state of ended sequence ", id.id, " is damaged"));
             }
-            retiring_[id.id] = {record.group(),
-                                record.epoch(),
-                                record.num_ranks(),
-                                clock_.Now() + absl::Milliseconds(record.lease_ms()) + WriteGrace(),
-                                kUnknownIncarnation,
-                                answers_};
+            retiring_[id.id] = {
+                record.group(),
+                record.epoch(),
+                record.num_ranks(),
+                clock_.Now() + absl::Milliseconds(record.lease_ms()) + options_.write_grace(),
+                kUnknownIncarnation,
+                answers_};
             return absl::OkStatus();
           }));
   for (const SequenceId id : retiring) {
@@ -157,7 +153,7 @@ absl::StatusOr<v1::ReopenSequenceResponse> Registry::GoOn(const v1::ReopenSequen
       unknown ? std::numeric_limits<Epoch>::max() : *std::max_element(since.begin(), since.end());
   const absl::Time write_end =
       reopened.ok() ? sequences_.EarlierWriteEnd(id, latest) : sequences_.WriteEnd(id);
-  const absl::Time end = write_end + WriteGrace();
+  const absl::Time end = write_end + options_.write_grace();
   MutexLock lock(&mutex_);
   const auto contest = contests_.find(id);
   contest->second.end = std::max(contest->second.end, end);
@@ -235,7 +231,7 @@ void Registry::CollectEnded() {
   for (const SequenceRegistry::Ended& ended : sequences_.TakeEnded()) {
     retiring_[ended.id] = {
         ended.group,       ended.epoch,
-        ended.num_ranks,   std::max(ended.write_end, clock_.Now()) + WriteGrace(),
+        ended.num_ranks,   std::max(ended.write_end, clock_.Now()) + options_.write_grace(),
         ended.incarnation, answers_};
   }
 }
@@ -300,12 +296,12 @@ void Registry::StopIfFinished(SequenceId id, int rank) {
 
 void Registry::StopFinished(SequenceId id, int rank, int32_t incarnation, Epoch since) {
   const absl::Time earlier = sequences_.EarlierWriteEnd(id, since);
-  if (earlier + WriteGrace() <= clock_.Now()) {
+  if (earlier + options_.write_grace() <= clock_.Now()) {
     store_.StopWriter(id, rank);
     return;
   }
   MutexLock lock(&mutex_);
-  late_stops_[{id, rank}] = {incarnation, earlier + WriteGrace()};
+  late_stops_[{id, rank}] = {incarnation, earlier + options_.write_grace()};
 }
 
 void Registry::StopLater() {

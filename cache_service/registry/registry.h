@@ -83,7 +83,6 @@ class Registry {
     absl::Time end = absl::InfinitePast();  // when no process that was replaced writes any more
   };
 
-  absl::Duration WriteGrace() const;
   bool CanRead(const std::string& group, int size) const;
   absl::Status LoadRetiring(const std::vector<SequenceId>& retiring)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,6 +1,7 @@
 // Limits of the registry. Plain, converted from CacheConfig by the server.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -37,6 +38,9 @@ struct RegistryOptions {
   // suspended, goes on, ended. Null: nobody.
   std::function<void(uint64_t sequence)> on_change = nullptr;
   uint64_t first_epoch = 1;
+
+  // What a write that is under way when its rank's time is over has to end.
+  absl::Duration write_grace() const { return std::max(rank_lease, absl::Seconds(1)); }
 };
 
 // Bounds of single requests.

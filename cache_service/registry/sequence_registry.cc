@@ -436,9 +436,19 @@ std::vector<SequenceId> SequenceRegistry::Tick() {
       continue;
     }
     Advance(record->first, record->second);
+    StopSilent(record->first, record->second);
     ++record;
   }
   return expired;
+}
+
+// One that is kept for longer than its ranks may write by their own clocks: they have stopped, or
+// have never come. Within the lock, so that none goes on with it meanwhile.
+void SequenceRegistry::StopSilent(SequenceId id, Record& record) {
+  const absl::Time end = WriteEndOf(record);
+  if (record.stopped_for == end || end + options_.write_grace() > clock_.Now()) return;
+  record.stopped_for = end;
+  for (int rank = 0; rank < record.num_ranks; ++rank) store_.StopWriter(id, rank);
 }
 
 std::vector<SequenceRegistry::Ended> SequenceRegistry::TakeEnded() {

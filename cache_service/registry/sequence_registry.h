@@ -224,6 +224,8 @@ class SequenceRegistry {
     // Likewise of those that had it before it was reopened, by the epoch in which they got
     // it: one of each formation, while that time is not over.
     std::map<Epoch, absl::Time> earlier_write_ends;
+    // The end of that time for which its ranks count as stopped.
+    absl::Time stopped_for = absl::InfiniteFuture();
     Epoch epoch = 0;         // in which it was opened or reopened last
     absl::Time last_use;     // its ranks' last report, or somebody's last read
     absl::Time last_listed;  // by a rank that has it open
@@ -347,6 +349,9 @@ class SequenceRegistry {
   Records::iterator End(Records::iterator record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckReopen(const v1::ReopenSequenceRequest& request, int num_ranks, SequenceId id,
                            const Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of all that have had it.
+  static absl::Time WriteEndOf(const Record& record);
+  void StopSilent(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance(SequenceId id, Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Host memory of what is suspended or pinned, with one more sequence.
   int64_t KeptBytes(SequenceId with) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

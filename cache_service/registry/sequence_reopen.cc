@@ -107,11 +107,12 @@ absl::Time SequenceRegistry::EarlierWriteEnd(SequenceId id, Epoch since) const {
 absl::Time SequenceRegistry::WriteEnd(SequenceId id) const {
   MutexLock lock(&mutex_);
   const auto record = records_.find(id);
-  if (record == records_.end()) return absl::InfinitePast();
-  absl::Time end = record->second.write_end;
-  for (const auto& [epoch, write_end] : record->second.earlier_write_ends) {
-    end = std::max(end, write_end);
-  }
+  return record == records_.end() ? absl::InfinitePast() : WriteEndOf(record->second);
+}
+
+absl::Time SequenceRegistry::WriteEndOf(const Record& record) {
+  absl::Time end = record.write_end;
+  for (const auto& [epoch, write_end] : record.earlier_write_ends) end = std::max(end, write_end);
   return end;
 }
 

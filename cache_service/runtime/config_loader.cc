@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cache_service/base/status.h"
+#include "cache_service/runtime/config_comments.h"
 #include "cache_service/runtime/config_field.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/message.h"
@@ -195,9 +196,15 @@ std::string ConfigHelp(const std::string& binary, const Message& defaults) {
   const Descriptor& type = *defaults.GetDescriptor();
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor& field = *type.field(i);
+    const ConfigComment comment = CommentOf(field);
+    if (!comment.before.empty()) {
+      absl::StrAppend(&help, "\n", comment.before, "\n");
+    }
     const std::string value = ConfigFieldText(field, defaults);
     absl::StrAppend(&help, "  --", field.name(), " (", ConfigFieldType(field), ")");
-    absl::StrAppend(&help, value.empty() ? "" : absl::StrCat(" [", value, "]"), "\n");
+    absl::StrAppend(&help, value.empty() ? "" : absl::StrCat(" [", value, "]"));
+    const bool tells = !comment.behind.empty() && comment.behind.front() != '[';  // more than that
+    absl::StrAppend(&help, tells ? absl::StrCat(": ", comment.behind) : "", "\n");
   }
   return help;
 }

@@ -44,7 +44,8 @@ absl::Status LoadConfig(const std::string& yaml_path, const ConfigOverrides& ove
 // LoadConfig().
 std::string ConfigToYaml(const google::protobuf::Message& config);
 
-// The text of --help: one line for each flag with its type and `defaults` value.
+// The text of --help: each flag with its type, its value in `defaults`, and what config.proto
+// says of it.
 std::string ConfigHelp(const std::string& binary, const google::protobuf::Message& defaults);
 
 }  // namespace heavywater

@@ -19,9 +19,11 @@ std::string Environment(const char* name) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2 || argc > 3) {
-    std::fprintf(stderr, "usage: heavywater-health HOST:PORT [SERVICE]\n");
-    return 2;
+  constexpr char kUsage[] = "usage: heavywater-health HOST:PORT [SERVICE]\n";
+  const bool asks = argc == 2 && std::string(argv[1]) == "--help";
+  if (argc < 2 || argc > 3 || asks) {
+    std::fputs(kUsage, asks ? stdout : stderr);
+    return asks ? 0 : 2;
   }
   const auto channels =
       heavywater::Channels::Create({.ca_file = Environment("HEAVYWATER_TLS_CA_FILE"),

@@ -13,6 +13,8 @@
 namespace heavywater {
 namespace {
 
+constexpr size_t kManyBytes = size_t{32} << 10;
+
 // Whatever came may be far outside: no arithmetic on it before this.
 absl::Status OutOfRange(const char* field, int64_t first, int64_t count, int64_t limit) {
   return absl::InvalidArgumentError(
@@ -244,15 +246,16 @@ absl::Status SequencePages::Write(int rank, const RowRange& rows,
 }
 
 // Of a page that comes whole the checksum costs nothing while it is copied. (What a rank writes
-// in place may be anywhere.)
+// in place may be anywhere.) Many rows are not read soon, single ones may be.
 void SequencePages::CopyIn(PageEntry& entry, int first_row, std::span<const std::byte> rows) {
   const std::span<std::byte> page = PageBytes(entry);
   entry.summed = !entry.direct && rows.size() == page.size();
   if (entry.summed) {
     entry.crc = CopyWithCrc32c(rows, page.data());
-  } else {
-    CopyBytes(rows, page.data() + int64_t{first_row} * spec_.geometry.row_bytes);
+    return;
   }
+  std::byte* const to = page.data() + int64_t{first_row} * spec_.geometry.row_bytes;
+  rows.size() < kManyBytes ? CopyBytes(rows, to) : StoreBytes(rows, to);
 }
 
 // A commit usually covers few positions of many pages: look those up; where it

@@ -1,5 +1,6 @@
-// A thin client of Heavywater: one method per call of the API, the same names as
-// in Python. Requests and responses are the API's messages.
+// A thin client of Heavywater: generation, sequences and their pages, under the names that Python's
+// Client has for them, which also has what is AdminClient's here. Requests and responses are the
+// API's messages.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
 # One target per folder through these helpers. Dependencies state the layers:
-# a target sees only what it names (DESIGN: the dependency direction).
+# a target sees only what it names (docs/architecture.md, "Layers of the source").
 include_guard()
 
 set(CMAKE_CXX_STANDARD 20)

@@ -93,6 +93,18 @@ Pages MakePages(int64_t bytes, int rounds) {
   return pages;
 }
 
+// `crc`: with a checksum that is computed for it, as the host tier computes its own.
+absl::Status PutTogether(LowerTier& tier, const Pages& pages, bool crc, int first, int count) {
+  std::vector<PageCopy> copies;
+  for (int page = first; page < first + count; ++page) {
+    const int from = page % pages.rounds;
+    copies.push_back({KeyOf(page, pages.bytes), pages.source[from],
+                      crc ? Crc32c(pages.source[from]) : pages.crcs[from]});
+  }
+  for (const absl::Status& put : tier.Put(copies)) HW_RETURN_IF_ERROR(put);
+  return absl::OkStatus();
+}
+
 // What is timed at once in the host tier: ranks demote and recall pages by the dozen.
 constexpr int64_t kBatchBytes = 1 << 20;
 
@@ -135,20 +147,13 @@ absl::Status HostRows(Pages& pages, bool crc, LowerTier* redis, BenchJson& rows)
   std::vector<Contender> get = {each([&](int page) { return host->Get(page, target(page)); }),
                                 copy};
   if (redis != nullptr) {
-    // Each time it gets pages that are new to it.
+    // Pages that are new to it, in memory that is not.
+    for (int round = 0; round < pages.rounds; ++round) {
+      HW_RETURN_IF_ERROR(PutTogether(*redis, pages, crc, round * batch, batch));
+    }
     HW_RETURN_IF_ERROR(redis->EraseSequence(KeyOf(0, pages.bytes).sequence));
     put.push_back(
-        {flush, [&](int round) {
-           std::vector<PageCopy> copies;
-           for (int page = round * batch; page < (round + 1) * batch; ++page) {
-             const int from = page % pages.rounds;
-             copies.push_back({KeyOf(page, pages.bytes), pages.source[from], pages.crcs[from]});
-           }
-           for (const absl::Status& put_one : redis->Put(copies)) {
-             HW_RETURN_IF_ERROR(put_one);
-           }
-           return absl::OkStatus();
-         }});
+        {flush, [&](int round) { return PutTogether(*redis, pages, crc, round * batch, batch); }});
     get.push_back(each([&](int page) {
       const auto whole =
           std::span(memory).subspan((page % batch) * pages.target.size(), pages.target.size());

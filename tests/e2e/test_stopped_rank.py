@@ -13,7 +13,7 @@ import pytest
 from cluster import Cluster, cluster, token_ids
 from heavywater.v1 import generation_pb2
 
-# What the design promises, and what a busy machine adds.
+# Within which a rank that stands still is noticed, and what a busy machine adds.
 NOTICED_S = 5.0
 SLACK_S = 3.0
 # The group does not form again (test_survival.py has that): its processes end.

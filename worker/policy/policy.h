@@ -82,7 +82,7 @@ struct PolicyOptions {
   Pooling pooling = Pooling::kAverage;
   int pool_kernel = 5;          // odd
   int plan_interval_steps = 1;  // 1 = H2O as published
-  double decay = 1.0;           // per step; 1.0 = H2O
+  double decay = 1.0;           // per token seen; 1.0 = H2O
   double exposure = 0;          // gamma: positions compete by score / queries seen ^ gamma; 0 = H2O
   int history_window = 400;     // scissorhands: queries whose pivotal positions count
   double pyramid_beta = 20;     // pyramidkv: the mean budget over the last layer's, beyond windows

@@ -24,7 +24,7 @@ absl::Status AdmissionQueue::CheckRoom() const {
   return Room();
 }
 
-absl::Status AdmissionQueue::Submit(std::shared_ptr<Generation> generation) {
+absl::Status AdmissionQueue::Submit(std::shared_ptr<ServedGeneration> generation) {
   MutexLock lock(&mutex_);
   HW_RETURN_IF_ERROR(Room());
   waiting_.push_back(std::move(generation));
@@ -44,7 +44,7 @@ bool AdmissionQueue::closed() const {
   return !closed_.ok();
 }
 
-std::shared_ptr<Generation> AdmissionQueue::Front() const {
+std::shared_ptr<ServedGeneration> AdmissionQueue::Front() const {
   MutexLock lock(&mutex_);
   return waiting_.empty() ? nullptr : waiting_.front();
 }
@@ -56,7 +56,7 @@ void AdmissionQueue::PopFront() {
 
 void AdmissionQueue::FinishCancelled() {
   MutexLock lock(&mutex_);
-  std::erase_if(waiting_, [](const std::shared_ptr<Generation>& generation) {
+  std::erase_if(waiting_, [](const std::shared_ptr<ServedGeneration>& generation) {
     if (!generation->responses.cancelled()) return false;
     generation->responses.Finish(generation->CancelledStatus());
     return true;

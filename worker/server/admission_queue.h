@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "cache_service/base/mutex.h"
-#include "worker/server/generation.h"
+#include "worker/server/served_generation.h"
 
 namespace heavywater {
 
@@ -19,13 +19,13 @@ class AdmissionQueue {
 
   // RESOURCE_EXHAUSTED when max_queued wait already, the reason once closed.
   absl::Status CheckRoom() const;
-  absl::Status Submit(std::shared_ptr<Generation> generation);
+  absl::Status Submit(std::shared_ptr<ServedGeneration> generation);
   // Refuses what comes from now on.
   void Close(absl::Status reason);
   bool closed() const;
 
   // The longest waiting, or null.
-  std::shared_ptr<Generation> Front() const;
+  std::shared_ptr<ServedGeneration> Front() const;
   void PopFront();
   // Ends those whose clients have gone (or all of them).
   void FinishCancelled();
@@ -42,7 +42,7 @@ class AdmissionQueue {
   const size_t max_queued_;
   mutable Mutex mutex_;
   CondVar changed_;
-  std::deque<std::shared_ptr<Generation>> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<ServedGeneration>> waiting_ ABSL_GUARDED_BY(mutex_);
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
 };

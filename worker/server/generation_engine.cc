@@ -29,7 +29,7 @@ bool IsGone(const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::Start(
+absl::StatusOr<std::shared_ptr<ServedGeneration>> GenerationEngine::Start(
     const v1::GenerateRequest& proto) {
   HW_ASSIGN_OR_RETURN(GenerationRequest request, Parse(proto));
   HW_RETURN_IF_ERROR(memory_.Check(request.sequence));
@@ -73,14 +73,14 @@ void GenerationEngine::Suspend(SequenceId sequence) {
   MutexLock lock(&mutex_);
   const auto running = running_.find(sequence);
   if (running == running_.end()) return;
-  running->second->Cancel(Generation::CutOff::kSuspended);
+  running->second->Cancel(ServedGeneration::CutOff::kSuspended);
   queue_.Wake();
 }
 
-absl::StatusOr<std::shared_ptr<Generation>> GenerationEngine::OpenAndQueue(
+absl::StatusOr<std::shared_ptr<ServedGeneration>> GenerationEngine::OpenAndQueue(
     GenerationRequest request, bool claimed) {
   HW_ASSIGN_OR_RETURN(const OpenedSequence opened, OpenSequence(request, claimed));
-  auto generation = std::make_shared<Generation>(std::move(request), opened);
+  auto generation = std::make_shared<ServedGeneration>(std::move(request), opened);
   const absl::Status queued =
       LaterIfResumed(generation->request.resume_sequence != 0, queue_.Submit(generation));
   if (!queued.ok()) {
@@ -158,7 +158,7 @@ absl::StatusOr<bool> GenerationEngine::ClaimSequence(const GenerationRequest& re
       if (claimed_.insert(sequence).second) return true;
     } else if (request.is_back) {
       if (!running->second->IsContinuedBy(request)) return false;
-      running->second->Cancel(Generation::CutOff::kTakenOver);
+      running->second->Cancel(ServedGeneration::CutOff::kTakenOver);
       queue_.Wake();
     }
     if (absl::Now() >= deadline) break;
@@ -176,13 +176,13 @@ void GenerationEngine::ReleaseSequence(SequenceId sequence) {
 
 // What no rank has begun with is as if it had not been asked for. Where a rank still wrote to it
 // when it was reopened, nobody can say for that rank that it writes no more.
-void GenerationEngine::GiveBack(const Generation& generation) {
+void GenerationEngine::GiveBack(const ServedGeneration& generation) {
   const OpenedSequence& opened = generation.opened;
   if (!opened.restored() || !opened.was_finished || generation.reached_ranks) return;
   sequences_.GiveBack(generation.opened, generation.request.suspended_until - absl::Now());
 }
 
-void GenerationEngine::End(const Generation& generation, bool any_output) {
+void GenerationEngine::End(const ServedGeneration& generation, bool any_output) {
   GiveBack(generation);
   // What goes on is kept, whatever this call has told its client.
   const bool keep = any_output || generation.opened.restored() || generation.goes_on_elsewhere();

@@ -13,9 +13,9 @@
 #include "cache_service/base/mutex.h"
 #include "heavywater/v1/generation.pb.h"
 #include "worker/server/admission_queue.h"
-#include "worker/server/generation.h"
 #include "worker/server/memory_check.h"
 #include "worker/server/sequence_client.h"
+#include "worker/server/served_generation.h"
 
 namespace heavywater {
 
@@ -29,10 +29,10 @@ class GenerationEngine {
 
   // Checks, registers and queues. Everything that Generate's comment in
   // generation.proto lists; ALREADY_EXISTS for a request_id that runs.
-  absl::StatusOr<std::shared_ptr<Generation>> Start(const v1::GenerateRequest& request);
+  absl::StatusOr<std::shared_ptr<ServedGeneration>> Start(const v1::GenerateRequest& request);
   // Once for each that was started, when its stream is over. `any_output`: the
   // client got a token, so what the service holds of it lives on.
-  void End(const Generation& generation, bool any_output);
+  void End(const ServedGeneration& generation, bool any_output);
   // The sequence leaves the device, if it runs; its call ends ABORTED.
   void Suspend(SequenceId sequence);
   // A client has gone: the step looks sooner.
@@ -40,10 +40,11 @@ class GenerationEngine {
 
  private:
   absl::StatusOr<GenerationRequest> Parse(const v1::GenerateRequest& proto);
-  absl::StatusOr<std::shared_ptr<Generation>> OpenAndQueue(GenerationRequest request, bool claimed);
+  absl::StatusOr<std::shared_ptr<ServedGeneration>> OpenAndQueue(GenerationRequest request,
+                                                                 bool claimed);
   // Of a request that continues: the sequence as it was, else one that is computed again.
   absl::StatusOr<OpenedSequence> OpenSequence(const GenerationRequest& request, bool claimed);
-  void GiveBack(const Generation& generation);
+  void GiveBack(const ServedGeneration& generation);
   absl::StatusOr<OpenedSequence> Reopen(const GenerationRequest& request);
   // A turn may come before the last reports of the sequence have arrived: then less of its
   // text is known, and more is computed. Whether they have: no rank writes to it any more.
@@ -67,7 +68,7 @@ class GenerationEngine {
   // That run: (tenant, request_id). Tenants do not see each other's.
   std::set<std::pair<std::string, std::string>> request_ids_ ABSL_GUARDED_BY(mutex_);
   std::set<SequenceId> claimed_ ABSL_GUARDED_BY(mutex_);  // about to run again
-  std::map<SequenceId, std::shared_ptr<Generation>> running_ ABSL_GUARDED_BY(mutex_);
+  std::map<SequenceId, std::shared_ptr<ServedGeneration>> running_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, absl::Time> ended_ ABSL_GUARDED_BY(mutex_);  // lately, and when
 };
 

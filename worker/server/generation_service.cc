@@ -20,7 +20,7 @@ constexpr absl::Duration kFarewell = absl::Seconds(1);
 
 // Names the sequence, then passes on what the step says until it says no more. True
 // when the client got something.
-bool Relay(grpc::ServerContext& context, Generation& generation, GenerationEngine& engine,
+bool Relay(grpc::ServerContext& context, ServedGeneration& generation, GenerationEngine& engine,
            grpc::ServerWriter<v1::GenerateResponse>& writer) {
   ResponseQueue& responses = generation.responses;
   // Nothing else ends a Write() to a client that does not read.

@@ -42,7 +42,7 @@ std::string NameOf(OnHostFull on_host_full) {
   return on_host_full == OnHostFull::kDrop ? "drop" : "stop";
 }
 
-v1::GroupCommand OpenCommandOf(const Generation& generation) {
+v1::GroupCommand OpenCommandOf(const ServedGeneration& generation) {
   const GenerationRequest& request = generation.request;
   v1::GroupCommand command;
   v1::OpenCommand& open = *command.mutable_open();
@@ -56,7 +56,7 @@ v1::GroupCommand OpenCommandOf(const Generation& generation) {
   return command;
 }
 
-v1::GroupCommand RestoreCommandOf(const Generation& generation) {
+v1::GroupCommand RestoreCommandOf(const ServedGeneration& generation) {
   const GenerationRequest& request = generation.request;
   v1::GroupCommand command;
   v1::RestoreCommand& restore = *command.mutable_restore();
@@ -157,7 +157,7 @@ bool Scheduler::ClientStalls(const SequenceRun& run) const {
 
 absl::Status Scheduler::Admit() {
   while (static_cast<int>(runs_.size()) < options_.max_batch) {
-    const std::shared_ptr<Generation> generation = queue_.Front();
+    const std::shared_ptr<ServedGeneration> generation = queue_.Front();
     if (generation == nullptr || !FitsNow(*generation)) return absl::OkStatus();
     queue_.PopFront();
     HW_RETURN_IF_ERROR(Open(generation));
@@ -167,13 +167,13 @@ absl::Status Scheduler::Admit() {
 
 // A sequence that cannot fit a device without others has been refused before it
 // was queued; with no others there is nothing to wait for.
-bool Scheduler::FitsNow(const Generation& generation) const {
+bool Scheduler::FitsNow(const ServedGeneration& generation) const {
   if (runs_.empty()) return true;
   const auto need = runner_.cache().DeviceBytesNeeded(generation.request.sequence);
   return !need.ok() || *need <= runner_.cache().memory().free_bytes();
 }
 
-absl::Status Scheduler::Open(const std::shared_ptr<Generation>& generation) {
+absl::Status Scheduler::Open(const std::shared_ptr<ServedGeneration>& generation) {
   const ScopedTrace trace(generation->trace);
   auto run = SequenceRun::Create(generation, tokenizer_);
   if (!run.ok()) {

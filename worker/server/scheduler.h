@@ -57,8 +57,8 @@ class Scheduler {
   absl::Status CloseCancelled();
   bool ClientStalls(const SequenceRun& run) const;
   absl::Status Admit();
-  bool FitsNow(const Generation& generation) const;
-  absl::Status Open(const std::shared_ptr<Generation>& generation);
+  bool FitsNow(const ServedGeneration& generation) const;
+  absl::Status Open(const std::shared_ptr<ServedGeneration>& generation);
   absl::Status StartRestored(SequenceRun& run);
   bool SnapshotDue(const SequenceRun& run, const v1::DecodeCommand::Item& item,
                    const SequenceStats& stats) const;

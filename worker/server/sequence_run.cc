@@ -40,13 +40,13 @@ double LogProbability(std::span<const float> logits, int32_t token) {
 }
 
 absl::StatusOr<std::unique_ptr<SequenceRun>> SequenceRun::Create(
-    std::shared_ptr<Generation> generation, const Tokenizer& tokenizer) {
+    std::shared_ptr<ServedGeneration> generation, const Tokenizer& tokenizer) {
   HW_ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create(generation->request.sampling));
   return std::unique_ptr<SequenceRun>(
       new SequenceRun(std::move(generation), tokenizer, std::move(sampler)));
 }
 
-SequenceRun::SequenceRun(std::shared_ptr<Generation> generation, const Tokenizer& tokenizer,
+SequenceRun::SequenceRun(std::shared_ptr<ServedGeneration> generation, const Tokenizer& tokenizer,
                          Sampler sampler)
     : generation_(std::move(generation)),
       tokenizer_(tokenizer),

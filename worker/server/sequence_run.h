@@ -17,7 +17,7 @@
 #include "worker/model/streaming_decoder.h"
 #include "worker/rank/sequence_options.h"
 #include "worker/server/command_runner.h"
-#include "worker/server/generation.h"
+#include "worker/server/served_generation.h"
 
 namespace heavywater {
 
@@ -27,8 +27,8 @@ double LogProbability(std::span<const float> logits, int32_t token);
 // Used by the thread of the step.
 class SequenceRun {
  public:
-  static absl::StatusOr<std::unique_ptr<SequenceRun>> Create(std::shared_ptr<Generation> generation,
-                                                             const Tokenizer& tokenizer);
+  static absl::StatusOr<std::unique_ptr<SequenceRun>> Create(
+      std::shared_ptr<ServedGeneration> generation, const Tokenizer& tokenizer);
 
   SequenceId id() const { return generation_->sequence; }
   const GenerationRequest& request() const { return generation_->request; }
@@ -82,14 +82,15 @@ class SequenceRun {
   void SendSummary(const SequenceStats& stats, int world_size, int64_t plan);
 
  private:
-  SequenceRun(std::shared_ptr<Generation> generation, const Tokenizer& tokenizer, Sampler sampler);
+  SequenceRun(std::shared_ptr<ServedGeneration> generation, const Tokenizer& tokenizer,
+              Sampler sampler);
   absl::Status ChooseToken(std::span<const float> logits);
   int64_t AppendTokens() const;
   std::string WhyNotReused() const;
   void NoteFinish();
   void Send(std::span<const float> logits, const std::string& text, const SequenceStats& stats);
 
-  const std::shared_ptr<Generation> generation_;
+  const std::shared_ptr<ServedGeneration> generation_;
   const Tokenizer& tokenizer_;
   Sampler sampler_;
   StreamingDecoder decoder_;

@@ -31,12 +31,13 @@ _SETTLE_S = 2 * SEQUENCE_LEASE_MS / 1000 + 15
 
 @dataclass
 class SoakFigures:
-    """`leaked`: bytes that tiers still hold, or do not account for, when nothing runs."""
+    """`leaked`: bytes that tiers still hold, or do not account for, when nothing runs; `pins`: left then."""
 
     kills: int = 0
     equal: int = 0
     errors: int = 0
     leaked: int = 0
+    pins: int = 0
 
     def row(self) -> dict[str, int]:
         """As `heavywater soak --json` prints it."""
@@ -67,7 +68,7 @@ def soak(servers: LocalServers, kills: int, seed: int, new_tokens: int, progress
                 figures.errors += 1
                 said = str(error)
             progress(f"kill {figures.kills}: {name} after {moment} tokens, {_POLICIES[policy].policy}: {said}")
-        figures.leaked = _leaked(client)
+        figures.leaked, figures.pins = _left(client)
     return figures
 
 
@@ -126,12 +127,12 @@ def _once_available(call: Callable[[], Result]) -> Result:
         time.sleep(0.2)
 
 
-def _leaked(client: Client) -> int:
-    """Waits until all is given back, or what is left is no longer only late."""
+def _left(client: Client) -> tuple[int, int]:
+    """Bytes and pins, once all is given back, or what is left is no longer only late."""
     deadline = time.monotonic() + _SETTLE_S
     while True:
-        tiers = _once_available(client.stats).tiers
-        held = sum(tier.used_bytes + abs(tier.total_bytes - tier.used_bytes - tier.free_bytes) for tier in tiers)
-        if held == 0 or time.monotonic() > deadline:
-            return held
+        stats = _once_available(client.stats)
+        held = sum(tier.used_bytes + abs(tier.total_bytes - tier.used_bytes - tier.free_bytes) for tier in stats.tiers)
+        if held + stats.pins == 0 or time.monotonic() > deadline:
+            return held, stats.pins
         time.sleep(0.5)

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "cache_service/base/bfloat16.h"
 #include "cache_service/base/copy_bytes.h"
 #include "cache_service/base/crc32c.h"
@@ -58,14 +59,24 @@ TEST(Crc32cTest, ACopyIsTheBytesAndItsChecksumTheirs) {
                             2048, 2049, 2111, 2112, 2113, 3071, 3072, 3073, 4095,  4096, 4097,
                             4607, 4608, 4609, 6143, 6144, 6149, 9216, 9999, 65'536}) {
     const auto source = std::span<const std::byte>(from).subspan(3, size);
-    std::vector<std::byte> plain(size + 2, std::byte{0xaa});
-    CopyBytes(source, plain.data() + 1);
-    std::vector<std::byte> to(size + 2, std::byte{0xaa});
-    EXPECT_EQ(CopyWithCrc32c(source, to.data() + 1, 0x1234), Crc32c(source, 0x1234)) << size;
-    EXPECT_TRUE(std::equal(source.begin(), source.end(), to.begin() + 1)) << size;
-    EXPECT_EQ(to, plain) << size;
-    EXPECT_EQ(to.front(), std::byte{0xaa}) << size;
-    EXPECT_EQ(to.back(), std::byte{0xaa}) << size;
+    for (const size_t before : {1, 16, 63, 64}) {
+      SCOPED_TRACE(absl::StrCat(size, " bytes, ", before, " into a line"));
+      constexpr std::byte kOther{0xaa};
+      const std::vector<std::byte> untouched(size + 3 * 64, kOther);
+      const auto expect_copy = [&](auto copy) {
+        std::vector<std::byte> to = untouched;
+        const size_t at = -reinterpret_cast<uintptr_t>(to.data()) % 64 + before % 64;
+        copy(to.data() + at);
+        EXPECT_TRUE(std::equal(source.begin(), source.end(), to.begin() + at));
+        EXPECT_TRUE(std::all_of(to.begin(), to.begin() + at, [](auto b) { return b == kOther; }));
+        EXPECT_TRUE(
+            std::all_of(to.begin() + at + size, to.end(), [](auto b) { return b == kOther; }));
+      };
+      const uint32_t crc = Crc32c(source, 0x1234);
+      expect_copy([&](std::byte* to) { CopyBytes(source, to); });
+      expect_copy([&](std::byte* to) { StoreBytes(source, to); });
+      expect_copy([&](std::byte* to) { EXPECT_EQ(CopyWithCrc32c(source, to, 0x1234), crc); });
+    }
   }
 }
 

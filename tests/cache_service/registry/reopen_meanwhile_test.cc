@@ -1,11 +1,14 @@
 // What happens while the pages of a sequence that is to go on come up from the tiers below.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "cache_service/registry/registry.h"
 #include "cache_service/tier/ordered_page_store.h"
 #include "cache_service/tier/stored_page.h"
@@ -72,6 +75,30 @@ class ReopenMeanwhileTest : public ::testing::Test {
     for (int32_t token = 0; token < kTokens; ++token) request.add_tokens(100 + token);
     return request;
   }
+  // No rank has heard of the turn.
+  void GiveBack(const v1::ReopenSequenceResponse& reopened) {
+    v1::ReportPlanRequest request = TestFinished(epoch_, id_, kTokens);
+    request.mutable_reports(0)->set_plan(reopened.plan());
+    request.mutable_reports(0)->set_incarnation(reopened.incarnation());
+    ASSERT_TRUE(registry_->ReportPlan(request).ok());
+  }
+  // Two pages of another one: what is read is what was written.
+  void WriteAndRelease(SequenceId id) {
+    const PageGeometry geometry = {
+        .num_layers = 1, .num_kv_heads = 1, .page_tokens = 16, .row_bytes = 256};
+    ASSERT_TRUE(store_->Open({.sequence = id, .geometry = geometry, .max_tokens = 32}).ok());
+    ASSERT_TRUE(store_->Reserve({.sequence = id, .heads = {0, 1}, .num_pages = 2}, false).ok());
+    const std::vector<std::byte> page(4096, static_cast<std::byte>(id));
+    std::vector<std::byte> got(4096);
+    for (const int64_t first : {0, 16}) {
+      const RowRange rows = {.sequence = id, .first_position = first, .num_positions = 16};
+      ASSERT_TRUE(store_->Write(0, rows, page).ok());
+      ASSERT_TRUE(store_->Commit(id, 0, first + 16).ok());
+      ASSERT_TRUE(store_->Read(rows, got).ok());
+      ASSERT_EQ(got, page);
+    }
+    ASSERT_TRUE(store_->Release(id).ok());
+  }
   bool IsSuspended() { return registry_->sequences().Get(id_)->suspended(); }
 
   FakeClock clock_;
@@ -100,13 +127,72 @@ TEST_F(ReopenMeanwhileTest, ATurnThatIsGivenBackLetsItsPagesGoDownAgain) {
   const auto reopened = registry_->Reopen(Request());
   ASSERT_TRUE(reopened.ok()) << reopened.status();
   EXPECT_EQ(store_->FlushBatch(id_), 0) << "its ranks are about to read them";
-  v1::ReportPlanRequest given_back = TestFinished(epoch_, id_, kTokens);
-  given_back.mutable_reports(0)->set_plan(reopened->plan() + 1);
-  given_back.mutable_reports(0)->set_incarnation(reopened->incarnation());
-  AddTestState(kTokens, *given_back.mutable_reports(0));
-  given_back.mutable_reports(0)->clear_tokens();  // they are known
-  ASSERT_TRUE(registry_->ReportPlan(given_back).ok());
+  GiveBack(*reopened);
   Suspend();
+}
+
+// Cancelled early, in the middle, and about when all of its pages have come up from a slow tier,
+// while others take and give back memory.
+TEST_F(ReopenMeanwhileTest, HoweverOftenTurnsAreCancelledOnTheWayNothingIsLeftBehind) {
+  constexpr absl::Duration kPage = absl::Microseconds(400);
+  constexpr double kWhen[] = {0.05, 0.5, 0.99, 1.01};  // of the time that its eight pages take
+  disk_->OnGet([] { absl::SleepFor(kPage); });
+  const PageStoreStats before = store_->Stats();
+  std::atomic<bool> done = false;
+  std::thread others([&] {
+    for (SequenceId id = 1000; !done; ++id) WriteAndRelease(id);
+  });
+  int cancelled = 0;
+  for (int i = 0; i < 500; ++i) {
+    const absl::Time gone = absl::Now() + 8 * kWhen[i % 4] * kPage;
+    const auto reopened = registry_->Reopen(Request(), [&] { return absl::Now() >= gone; });
+    if (reopened.ok()) {
+      GiveBack(*reopened);
+      Suspend();
+      continue;
+    }
+    ASSERT_EQ(reopened.status().code(), absl::StatusCode::kCancelled) << reopened.status();
+    ++cancelled;
+    Flush();
+  }
+  done = true;
+  others.join();
+  EXPECT_GE(cancelled, 250);
+  EXPECT_TRUE(IsSuspended());
+  const PageStoreStats after = store_->Stats();
+  EXPECT_EQ(after.used_bytes, before.used_bytes);
+  EXPECT_EQ(after.pages, before.pages);
+  EXPECT_EQ(after.promised_bytes + after.retiring_bytes, 0);
+  EXPECT_EQ(after.below.at(0).used_bytes, before.below.at(0).used_bytes);
+  v1::CloseSequenceRequest close;
+  close.set_sequence_id(id_);
+  EXPECT_TRUE(registry_->sequences().Close(close).ok());
+  close.set_request_id("again");
+  EXPECT_EQ(registry_->sequences().Close(close).code(), absl::StatusCode::kNotFound);
+}
+
+// Its answer was lost, and its client has had it suspended since.
+TEST_F(ReopenMeanwhileTest, WhereNoRankComesItsPagesGoDownOnceNoneMayComeAnyMore) {
+  ASSERT_TRUE(registry_->Reopen(Request()).ok());
+  v1::SuspendSequenceRequest suspend;
+  suspend.set_sequence_id(id_);
+  ASSERT_TRUE(registry_->sequences().Suspend(suspend).ok());
+  clock_.Advance(absl::Seconds(60));
+  registry_->Tick();
+  EXPECT_EQ(store_->FlushBatch(id_), 0) << "one may be late";
+  clock_.Advance(absl::Seconds(10));
+  registry_->Tick();
+  Flush();
+  EXPECT_TRUE(IsSuspended());
+}
+
+// Ranks go on with it in the last moment.
+TEST_F(ReopenMeanwhileTest, WhoGoesOnIsNotStoppedForThoseBefore) {
+  clock_.Advance(absl::Seconds(70));
+  Join("another");
+  ASSERT_TRUE(registry_->Reopen(Request()).ok());
+  registry_->Tick();
+  EXPECT_EQ(store_->FlushBatch(id_), 0) << "its ranks are about to read them";
 }
 
 TEST_F(ReopenMeanwhileTest, OneWhosePagesGoDownAgainMeanwhileHoldsNone) {

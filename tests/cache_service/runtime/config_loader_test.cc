@@ -123,6 +123,8 @@ TEST_F(ConfigLoaderTest, HelpNamesEveryFlagWithItsDefault) {
   const std::string help = ConfigHelp("heavywater-cache", config_);
   EXPECT_THAT(help, HasSubstr("--host_bytes (an integer of 64 bits) [77]"));
   EXPECT_THAT(help, HasSubstr("--log_json"));
+  EXPECT_THAT(help, HasSubstr("\nHow long a suspended sequence is kept, unless its Suspend asks"));
+  EXPECT_THAT(help, HasSubstr("\n  --drain_ms (an integer of 64 bits) [0]: grace on SIGTERM"));
 }
 
 }  // namespace

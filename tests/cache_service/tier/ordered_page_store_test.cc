@@ -249,7 +249,6 @@ TEST_F(OrderedPageStoreTest, APageThatIsGivenUpOnItsWayDownTakesNoOthersWithIt) 
   WriteAndFinish(1, 16);
   EXPECT_GT(store_->FlushBatch(1), 0);
   ASSERT_EQ(Disk().pages, 4);
-  ASSERT_TRUE(store_->Extend(1, 1000).ok());
   ASSERT_TRUE(
       store_->Reserve({.sequence = 1, .heads = {0, 2}, .first_page = 1, .num_pages = 1}, false)
           .ok());
@@ -262,7 +261,6 @@ TEST_F(OrderedPageStoreTest, APageThatIsGivenUpOnItsWayDownTakesNoOthersWithIt) 
   int hooks = 0;
   disk_->OnPut([&] {
     if (hooks++ > 0) return;
-    ASSERT_TRUE(store_->Extend(1, 1000).ok());
     ASSERT_TRUE(store_->Truncate(1, 16).ok());
     EXPECT_EQ(*store_->Skip(1, 0, /*first_page=*/1, /*num_pages=*/1), 4);
   });
@@ -280,7 +278,6 @@ TEST_F(OrderedPageStoreTest, APageBelowThatIsGivenUpFreesNothingOfTheSlab) {
   while (store_->FlushBatch(1) > 0) {
   }
   ASSERT_EQ(Disk().pages, 8);
-  ASSERT_TRUE(store_->Extend(1, 1000).ok());
   ASSERT_TRUE(store_->Truncate(1, 16).ok());
   const int64_t used = store_->Stats().used_bytes;
   EXPECT_EQ(*store_->Skip(1, 0, /*first_page=*/1, /*num_pages=*/1), 0);

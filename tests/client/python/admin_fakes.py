@@ -19,12 +19,13 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
     unavailable: int = 0
     requests: list[Any] = field(default_factory=list)
     running: int = 0  # sequences that a drain finds
+    tenants: dict[str, admin_pb2.TenantStats] = field(default_factory=dict)
     watch_ended: threading.Event = field(default_factory=threading.Event)
 
     def GetConfig(
         self, request: admin_pb2.GetConfigRequest, context: grpc.ServicerContext
     ) -> admin_pb2.GetConfigResponse:
-        return admin_pb2.GetConfigResponse(yaml="host_bytes: 1000\n")
+        return admin_pb2.GetConfigResponse(yaml="host_bytes: 1000\ntenant_sequences: 9\n")
 
     def SetQuota(self, request: admin_pb2.SetQuotaRequest, context: grpc.ServicerContext) -> admin_pb2.SetQuotaResponse:
         self.requests.append(request)
@@ -32,6 +33,7 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         tenant = admin_pb2.TenantStats(
             tenant=request.tenant, used=used, quota=request.quota, own_quota=not request.use_default
         )
+        self.tenants[request.tenant] = tenant
         return admin_pb2.SetQuotaResponse(tenant=tenant)
 
     def Pin(self, request: admin_pb2.PinRequest, context: grpc.ServicerContext) -> admin_pb2.PinResponse:

@@ -13,6 +13,7 @@ from heavywater import Client, HeavywaterError, aio
 from heavywater.admin import AdminCalls
 from heavywater.aio.admin import AdminCalls as AioAdminCalls
 from heavywater.cli.admin import size_of
+from heavywater.v1 import admin_pb2
 
 
 def test_both_clients_have_the_same_calls_and_arguments() -> None:
@@ -41,7 +42,7 @@ def test_mutations_carry_what_they_were_given_and_a_request_id_each(client: Clie
     assert asked[3].unpin and asked[3].ttl_ms == 0
     assert (asked[4].deadline_ms, asked[4].suspend) == (2000, True)
     assert asked[5].undo
-    assert client.get_config() == "host_bytes: 1000\n"
+    assert client.get_config() == "host_bytes: 1000\ntenant_sequences: 9\n"
     with pytest.raises(HeavywaterError, match="NOT_FOUND"):
         client.pin(404, "me", 1.0)
 
@@ -64,7 +65,7 @@ def test_the_asyncio_client_does_the_same(servers: FakeServers) -> None:
             await client.undo_drain()
             assert (await client.flush()).moved_bytes == 8192
             assert (await client.snapshot()).bytes == 1234
-            assert await client.get_config() == "host_bytes: 1000\n"
+            assert await client.get_config() == "host_bytes: 1000\ntenant_sequences: 9\n"
             numbers = []
             async for message in client.watch(0.1):
                 numbers.append(message.events[0].number)
@@ -87,9 +88,16 @@ def test_the_command_does_each_of_them_and_says_what_was_done(servers: FakeServe
         return done.stdout
 
     assert "host: 250 of 1,000 bytes" in admin("stats")
+    assert admin("quota", "acme") == 'tenant "acme": host 0 bytes, below 0 bytes, sequences 0 of 9 (default quota)\n'
     assert admin("quota", "acme", "--host", "4G") == (
-        'tenant "acme": host 7 of 4,294,967,296 bytes, below 0 bytes, sequences 1\n'
+        'tenant "acme": host 7 of 4,294,967,296 bytes, below 0 bytes, sequences 1 of 9\n'
     )
+    assert admin("quota", "acme", "--sequences", "0", "--lower", "1K") == (
+        'tenant "acme": host 7 of 4,294,967,296 bytes, below 0 of 1,024 bytes, sequences 1\n'
+    )
+    assert admin("quota", "acme").endswith("below 0 of 1,024 bytes, sequences 1\n")
+    assert len([one for one in servers.cache.requests if isinstance(one, admin_pb2.SetQuotaRequest)]) == 2
+    assert "tenant_sequences: 9" in admin("config")
     assert "2 pins" in admin("pin", "7", "--ttl", "60")
     assert "0 pins" in admin("unpin", "7")
     assert admin("drain") == "draining: 0 sequences run, 3 were suspended for it\n"

@@ -68,6 +68,15 @@ def test_generate_chat_sends_the_rendered_template(servers: FakeServers) -> None
     )
 
 
+def test_generate_leaves_the_policy_to_servers_that_run_unless_one_is_asked_for(servers: FakeServers) -> None:
+    for options in ([], ["--budget", "0.4"], ["--policy", "snapkv_h2o"]):
+        assert run("generate", "hi", *options, "--address", servers.address).returncode == 0
+    asked = [request.policy if request.HasField("policy") else None for request in servers.worker.requests]
+    assert asked[0] is None
+    assert [policy.policy for policy in asked[1:] if policy] == ["snapkv_h2o", "snapkv_h2o"]
+    assert [policy.heavy_ratio for policy in asked[1:] if policy] == [0.2, 0.1]
+
+
 def test_generate_asks_for_the_budget_in_equal_halves(servers: FakeServers) -> None:
     run("generate", "hi", "--budget", "0.4", "--policy", "h2o", "--address", servers.address)
     policy = servers.worker.requests[0].policy

@@ -225,7 +225,10 @@ class FakeCache(
     def Stats(self, request: admin_pb2.StatsRequest, context: grpc.ServicerContext) -> admin_pb2.StatsResponse:
         self._refuse(context)
         host = admin_pb2.TierStats(tier="host", total_bytes=1000, used_bytes=250, free_bytes=750, failures_corrupt=3)
-        return admin_pb2.StatsResponse(version=self.version, uptime_ms=65_000, tiers=[host], sequences=5, groups=1)
+        tenants = self.tenants.values()
+        return admin_pb2.StatsResponse(
+            version=self.version, uptime_ms=65_000, tiers=[host], sequences=5, groups=1, tenants=tenants
+        )
 
     def Close(
         self, request: sequence_pb2.CloseSequenceRequest, context: grpc.ServicerContext

@@ -144,6 +144,14 @@ def test_the_command_token_makes_a_token_and_its_line() -> None:
     assert len(made[1]) >= 43
 
 
+def test_a_client_of_every_tenants_sequences_must_be_asked_for() -> None:
+    bare = CliRunner().invoke(app, ["token"])
+    assert isinstance(bare.exception, ValueError)
+    assert "no --tenant" in str(bare.exception)
+    assert " client *\n" in CliRunner().invoke(app, ["token", "--tenant", "*"]).output
+    assert " worker *\n" in CliRunner().invoke(app, ["token", "--role", "worker"]).output
+
+
 def test_the_command_token_refuses_tenants_of_workers() -> None:
     done = CliRunner().invoke(app, ["token", "--role", "worker", "--tenant", "team-a"])
     assert isinstance(done.exception, ValueError)

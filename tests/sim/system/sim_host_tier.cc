@@ -69,7 +69,7 @@ absl::Status SimHostTier::Reserve(SequenceId sequence, int64_t first_page, int64
   entry->refused = absl::OkStatus();
   // Where a call is under way, or the answer does not come within its time, the pages are
   // held here.
-  if (!entry->in_flight && !world_.OneIn(12)) {
+  if (!entry->in_flight && (world_.calm || !world_.OneIn(12))) {
     const absl::Status reserved = ReserveNow(*entry, end_page);
     if (entry->sequence->num_pages() >= end_page) return absl::OkStatus();
     if (absl::IsResourceExhausted(reserved)) {

@@ -120,6 +120,7 @@ struct SimWorld {
   FakeClock clock;
   SimTrace trace;
   SimNetwork network;
+  bool calm = false;  // nothing goes wrong any more
 };
 
 template <typename T>

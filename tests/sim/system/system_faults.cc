@@ -140,6 +140,7 @@ void SystemSimulation::Heal() {
   }
   for (const auto& process : processes_) process->caller().cut_off = false;
   world_.network.SetLoss(0);
+  world_.calm = true;
   if (!service_.up() && wrong_.empty()) wrong_ = StartService();
   service_.CrashAfter(std::numeric_limits<int64_t>::max());
 }

@@ -38,7 +38,12 @@ class SystemSimulation {
   std::string Act();
   void PollAll();
   std::string PassTime(absl::Duration duration);
+
+  // --- The end --- (system_end.cc)
   std::string CleanUp();
+  std::string CheckKept();
+  std::string CheckMayLeave(const Talk& talk);
+  std::string CheckGoesOn(Talk& talk);
   std::string CheckEmpty();
 
   // --- Faults --- (system_faults.cc)

@@ -71,7 +71,7 @@ DeviceRecall::DeviceRecall(Backend& backend, const KvShape& shape, const RecallI
     : backend_(&backend), num_kv_heads_(shape.num_kv_heads) {
   size_t host_bytes = 0;
   for (const std::vector<std::byte>& page : image.host) host_bytes += page.size();
-  host_ = std::make_unique<RegisteredMemory>(backend, host_bytes);
+  host_ = std::make_unique<TestMemory>(backend, host_bytes);
   size_t offset = 0;
   for (const std::vector<std::byte>& page : image.host) {
     host_pages_.push_back(host_->span().subspan(offset, page.size()));

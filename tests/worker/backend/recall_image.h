@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tests/worker/backend/layer_image.h"
-#include "tests/worker/backend/registered_memory.h"
+#include "tests/worker/backend/test_memory.h"
 #include "worker/backend/backend.h"
 
 namespace heavywater {
@@ -72,7 +72,7 @@ class DeviceRecall {
 
   Backend* backend_;
   int num_kv_heads_;
-  std::unique_ptr<RegisteredMemory> host_;
+  std::unique_ptr<TestMemory> host_;
   std::vector<std::span<std::byte>> host_pages_;  // [num_kv_heads][num_pages], empty: no copy
   std::vector<const std::byte*> table_;
   std::vector<DeviceBuffer> pages_;

@@ -93,7 +93,7 @@ TEST_P(BackendTest, TheBytesWrittenThroughAreTheBytesStored) {
     const DeviceLayer layer(backend(), EmptyLayer(shape, 1, 5));
     const AppendedTokens tokens(rng, shape, 2);
     const std::vector<int32_t> slots = {4, 1};
-    RegisteredMemory host(backend(), 2 * 3 * shape.row_bytes(), std::byte{0xee});
+    TestMemory host(backend(), 2 * 3 * shape.row_bytes(), std::byte{0xee});
     std::vector<HostRow> rows(2 * 3);
     for (size_t i = 0; i < rows.size(); ++i) rows[i].row = host.data() + i * shape.row_bytes();
     rows[1].row = nullptr;  // KV head 1 of token 0: another rank writes it
@@ -222,7 +222,7 @@ TEST_P(BackendTest, ListsOfAnyLengthAreAppendedGatheredAndReleased) {
                         .slots = slots};
   const DeviceBuffer keys = Upload(backend(), tokens.keys);
   const DeviceBuffer values = Upload(backend(), tokens.values);
-  RegisteredMemory host(backend(), kTokens * shape.row_bytes());
+  TestMemory host(backend(), kTokens * shape.row_bytes());
   std::vector<HostRow> rows(kTokens);
   for (int64_t i = 0; i < kTokens; ++i) rows[i].row = host.data() + i * shape.row_bytes();
   Stream stream;

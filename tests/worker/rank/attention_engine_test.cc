@@ -14,8 +14,8 @@
 #include "cache_service/tier/local_host_tier.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/worker/rank/engine_group.h"
 #include "tests/worker/rank/flaky_host_tier.h"
+#include "tests/worker/rank/test_engine_group.h"
 #include "worker/rank/sequence_cache.h"
 
 namespace heavywater {
@@ -77,7 +77,7 @@ class Comparison {
     runner_tiers_.emplace(of_runner);
     engine_tiers_.emplace(options);
     runner_ = std::make_unique<TestGroup>(of_runner);
-    engine_ = std::make_unique<EngineGroup>(options);
+    engine_ = std::make_unique<TestEngineGroup>(options);
     const Policy policy = kPolicies[seed % 5];
     base_ = TestSequence(policy, seed / 5 % 2 == 0 ? Scope::kLayer : Scope::kKvHead, 10, 6, 1);
     base_.policy.sink_tokens = 2;
@@ -168,7 +168,7 @@ class Comparison {
   std::optional<Tiers> runner_tiers_;
   std::optional<Tiers> engine_tiers_;
   std::unique_ptr<TestGroup> runner_;
-  std::unique_ptr<EngineGroup> engine_;
+  std::unique_ptr<TestEngineGroup> engine_;
   SequenceOptions base_;
   std::vector<int64_t> seen_;  // by sequence
 };
@@ -188,7 +188,7 @@ TEST(AttentionEngineTest, KeepsAndReturnsWhatTheRunnerDoesIn100RandomCases) {
 }
 
 // The whole text's attention at `position`, one query head, in double.
-std::vector<float> PlainAttention(const EngineGroup& group, int layer, SequenceId sequence,
+std::vector<float> PlainAttention(const TestEngineGroup& group, int layer, SequenceId sequence,
                                   int64_t position) {
   const TestGroupOptions& options = group.options();
   const SyntheticRow rows =
@@ -222,7 +222,7 @@ std::vector<float> PlainAttention(const EngineGroup& group, int layer, SequenceI
 TEST(AttentionEngineTest, RecallOfEverythingEqualsAttentionToTheWholeText) {
   TestGroupOptions options{.head_dim = 32, .cpu_backend = true};
   Tiers tiers(options);
-  EngineGroup group(options);
+  TestEngineGroup group(options);
   SequenceOptions sequence = RecallSequence(64);
   sequence.policy.recall.all = true;
   ASSERT_TRUE(group.Open(1, sequence).ok());
@@ -242,7 +242,7 @@ TEST(AttentionEngineTest, RecallOfEverythingEqualsAttentionToTheWholeText) {
 TEST(AttentionEngineTest, PicksAreListedByQueryAsTheyWereRead) {
   TestGroupOptions options{.head_dim = 64};
   Tiers tiers(options);
-  EngineGroup group(options);
+  TestEngineGroup group(options);
   SequenceOptions sequence = RecallSequence(64);
   sequence.policy.recall.recall_tokens = 5;
   sequence.policy.recall.min_share = 0;
@@ -269,7 +269,7 @@ TEST(AttentionEngineTest, PicksAreListedByQueryAsTheyWereRead) {
 TEST(AttentionEngineTest, EveryPositionReadsBackBitForBitWhereverItIs) {
   TestGroupOptions options{.world_size = 2, .head_dim = 16};
   Tiers tiers(options);
-  EngineGroup group(options);
+  TestEngineGroup group(options);
   SequenceOptions sequence = RecallSequence(40);
   ASSERT_TRUE(group.Open(1, sequence).ok());
   ASSERT_TRUE(group.Step({Append(1, EnginePhase::kPromptLast, 0, 40)}).ok());
@@ -293,7 +293,7 @@ TEST(AttentionEngineTest, EveryPositionReadsBackBitForBitWhereverItIs) {
 }
 
 TEST(AttentionEngineTest, WhatIsNoLongerAnywhereIsNotFound) {
-  EngineGroup group({});  // no host tier
+  TestEngineGroup group({});  // no host tier
   ASSERT_TRUE(group.Open(1, TestSequence(Policy::kStreaming, Scope::kLayer, 1, 4, 20)).ok());
   ASSERT_TRUE(group.Step({Append(1, EnginePhase::kPromptLast, 0, 20)}).ok());
   EXPECT_TRUE(group.engine().ReadKv(1, 0, 0, 19).ok());
@@ -312,7 +312,7 @@ class RefusalTest : public ::testing::Test {
     EXPECT_TRUE(group_.Step({Append(2, EnginePhase::kPromptLast, 0, 20)}).ok());
     EXPECT_TRUE(group_.Open(3, TestSequence(Policy::kH2o, Scope::kLayer, 4, 4, 20)).ok());
   }
-  EngineGroup group_;
+  TestEngineGroup group_;
 };
 
 TEST_F(RefusalTest, OfAStepNamesTheFieldAndChangesNothing) {
@@ -411,7 +411,7 @@ TEST_F(RefusalTest, AnAbandonedStepLeavesSequencesAsTheyWereAndBreaksPrompts) {
 }
 
 TEST(AttentionEngineTest, APromptInStepsHoldsAllLayersWholeUntilItsEnd) {
-  EngineGroup group({.num_layers = 4});
+  TestEngineGroup group({.num_layers = 4});
   const DeviceMemory& memory = group.cache().memory();
   const int64_t idle = memory.reserved_bytes();
   SequenceOptions options = TestSequence(Policy::kH2o, Scope::kLayer, 4, 4, 40);
@@ -460,7 +460,7 @@ TEST(AttentionEngineTest, ASequenceThatOneRankCannotOpenIsOpenOnNone) {
   std::vector<FlakyHostTier> tiers(2);
   TestGroupOptions options{.world_size = 2};
   for (FlakyHostTier& tier : tiers) options.tiers.push_back(&tier);
-  EngineGroup group(options);
+  TestEngineGroup group(options);
   tiers[1].reserve_status = absl::ResourceExhaustedError("full");
   const SequenceOptions sequence = TestSequence(Policy::kH2o, Scope::kLayer, 4, 4, 20);
   EXPECT_EQ(group.Open(1, sequence).code(), absl::StatusCode::kResourceExhausted);
@@ -474,7 +474,7 @@ TEST(AttentionEngineTest, AnItemThatOneRankCannotRunFailsOnAllAndTheOthersGoOn) 
   std::vector<FlakyHostTier> tiers(2);
   TestGroupOptions options{.world_size = 2, .reserve_ahead_tokens = 0};
   for (FlakyHostTier& tier : tiers) options.tiers.push_back(&tier);
-  EngineGroup group(options);
+  TestEngineGroup group(options);
   const SequenceOptions sequence = TestSequence(Policy::kH2o, Scope::kLayer, 4, 4, 16);
   SequenceOptions longer = sequence;
   longer.prompt_tokens = 20;  // its page has room

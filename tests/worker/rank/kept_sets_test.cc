@@ -204,8 +204,9 @@ TEST(KeptSetsTest, OfKvHeadsWithBudgetsOfTheirOwnAreTheSameOnTheCpuBackend) {
   }
 }
 
-// The CPU's kernels compute in float32: DESIGN section 11 says what equal means
-// then. A case ends with its first difference, which changes all that follows.
+// The CPU's kernels compute in float32: positions whose scores lie within 1e-4 (relative) of the
+// cut may differ then, and no others. A case ends with its first difference, which changes all that
+// follows.
 TEST(KeptSetsTest, OfTheCpuBackendDifferOnlyNearTheCut) {
   int64_t different = 0;
   int64_t at_prompts_end = 0;

@@ -1,4 +1,4 @@
-// Recall as DESIGN section 5 has it, once more and plainly: sketches are tables of
+// Recall (docs/architecture.md) once more and plainly: sketches are tables of
 // doubles, sets are maps. Shares no code with the rank or the backends.
 #pragma once
 

@@ -1,4 +1,4 @@
-// DESIGN section 5 once more, written plainly: every position's K and V is
+// The policies (worker/policy/policy.h) once more, written plainly: every position's K and V is
 // kept, sets are maps, probabilities are doubles. What the rank keeps must equal
 // this on identical Q, K and V. Shares no code with it but names.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace heavywater {
 
-// A policy with its numbers, as the table of DESIGN section 5 has them.
+// A policy with its numbers, resolved.
 struct PlainPolicy {
   Policy policy = Policy::kFull;
   Scope scope = Scope::kLayer;

@@ -134,7 +134,7 @@ TEST_F(ReturnReadsTest, SequencesOfOneBatchReadAsEachAlone) {
   silent.set_return_reads(false);
   const std::vector<v1::GenerateRequest> requests = {Recalled(40, 10), silent, Recalled(25, 10)};
   ServerTestGroup group(model_, 1, WithCache("together"));
-  std::vector<std::shared_ptr<Generation>> together;
+  std::vector<std::shared_ptr<ServedGeneration>> together;
   for (const auto& request : requests) together.push_back(*group.engine().Start(request));
   group.Start();
   for (size_t i = 0; i < requests.size(); ++i) {

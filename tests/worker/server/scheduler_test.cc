@@ -151,7 +151,7 @@ TEST_F(SchedulerTest, RaggedSequencesInOneBatchEqualEachAlone) {
   }
   ServerTestGroup group(model_, 1);
   // All are queued before the first step, so that they do run together.
-  std::vector<std::shared_ptr<Generation>> together;
+  std::vector<std::shared_ptr<ServedGeneration>> together;
   for (const auto& request : requests) {
     auto generation = group.engine().Start(request);
     ASSERT_TRUE(generation.ok()) << generation.status();
@@ -180,7 +180,7 @@ TEST_F(SchedulerTest, PromptsThatWaitShareChunksAndGiveWhatEachGivesAlone) {
   }
   one.Stop();
   ServerTestGroup group(model_, 3, configure);
-  std::vector<std::shared_ptr<Generation>> generations;
+  std::vector<std::shared_ptr<ServedGeneration>> generations;
   for (size_t i = 0; i < lengths.size(); ++i) {
     generations.push_back(
         *group.engine().Start(Bounded(SomeTokens(lengths[i], static_cast<int>(i)), 8)));
@@ -308,7 +308,7 @@ TEST_F(SchedulerTest, ASlowClientStallsNobodyElse) {
   const auto slow = group.engine().Start(heavy);
   ASSERT_TRUE(slow.ok());
   // Its queue is as good as full from the start.
-  for (size_t i = 0; i < Generation::kMaxUnreadMessages; ++i) {
+  for (size_t i = 0; i < ServedGeneration::kMaxUnreadMessages; ++i) {
     (*slow)->responses.Push(v1::GenerateResponse());
   }
   group.Start();
@@ -317,7 +317,7 @@ TEST_F(SchedulerTest, ASlowClientStallsNobodyElse) {
   EXPECT_FALSE((*slow)->responses.done());
   const Generated generated = ServerTestGroup::ReadAll(**slow);
   EXPECT_TRUE(generated.status.ok());
-  EXPECT_THAT(generated.messages, SizeIs(Generation::kMaxUnreadMessages + 60));
+  EXPECT_THAT(generated.messages, SizeIs(ServedGeneration::kMaxUnreadMessages + 60));
 }
 
 TEST_F(SchedulerTest, AClientThatReadsNothingLosesItsPlace) {
@@ -329,7 +329,7 @@ TEST_F(SchedulerTest, AClientThatReadsNothingLosesItsPlace) {
   ASSERT_TRUE(stalled.ok());
   std::atomic<bool> call_ended = false;
   (*stalled)->responses.OnAbandon([&call_ended] { call_ended = true; });
-  for (size_t i = 0; i < Generation::kMaxUnreadMessages; ++i) {
+  for (size_t i = 0; i < ServedGeneration::kMaxUnreadMessages; ++i) {
     (*stalled)->responses.Push(v1::GenerateResponse());
   }
   group.Start();

@@ -89,7 +89,7 @@ TEST_F(SuffixTest, SuffixesShareAStepWithSequencesThatDecode) {
     alone.push_back(group.Generate(request).tokens());
   }
   ServerTestGroup group(model_, 1);
-  std::vector<std::shared_ptr<Generation>> together;
+  std::vector<std::shared_ptr<ServedGeneration>> together;
   for (const auto& request : requests) together.push_back(*group.engine().Start(request));
   group.Start();
   for (size_t i = 0; i < requests.size(); ++i) {

@@ -94,7 +94,7 @@ Generated ServerTestGroup::Generate(const v1::GenerateRequest& request) {
   return generated;
 }
 
-Generated ServerTestGroup::ReadAll(Generation& generation) {
+Generated ServerTestGroup::ReadAll(ServedGeneration& generation) {
   Generated generated;
   while (!generation.responses.done()) {
     std::optional<v1::GenerateResponse> response = generation.responses.Pop(absl::Seconds(1));

@@ -51,7 +51,7 @@ class ServerTestGroup {
 
   // Starts, reads to the end, ends.
   Generated Generate(const v1::GenerateRequest& request);
-  static Generated ReadAll(Generation& generation);
+  static Generated ReadAll(ServedGeneration& generation);
 
  private:
   struct Rank {

@@ -85,7 +85,7 @@ TEST_F(TraceRecorderTest, SequencesInABatchAreKeptApartAndThoseAtPlacesAreNotRec
   v1::GenerateRequest second = Bounded(SomeTokens(25, 8), 8);
   first.set_ignore_eos(true);
   second.set_ignore_eos(true);
-  std::vector<std::shared_ptr<Generation>> running;
+  std::vector<std::shared_ptr<ServedGeneration>> running;
   for (const v1::GenerateRequest& request : {first, second, placed}) {
     auto started = group.engine().Start(request);
     ASSERT_TRUE(started.ok()) << started.status();

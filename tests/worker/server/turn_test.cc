@@ -324,7 +324,7 @@ TEST_F(TurnTest, OneThatIsCancelledBeforeItReachesTheRanksLeavesItsSequenceAsItW
     const auto turn = group.engine().Start(Turn(text, first));
     ASSERT_TRUE(turn.ok()) << turn.status();
     EXPECT_FALSE(service_.Get(sequence)->finished()) << "it is about to run";
-    (*turn)->Cancel(Generation::CutOff::kByClient);
+    (*turn)->Cancel(ServedGeneration::CutOff::kByClient);
     ASSERT_TRUE(group.scheduler().RunOnce().ok());
     group.engine().End(**turn, false);
     const auto after = service_.Get(sequence);
@@ -349,7 +349,7 @@ TEST_F(TurnTest, OneOfASequenceThatRunsWaitsForItsEndAndNoLonger) {
   const auto busy = group.engine().Start(Turn(text, first));
   EXPECT_TRUE(absl::IsUnavailable(busy.status())) << busy.status();
   EXPECT_FALSE((*running)->responses.cancelled()) << "it is left alone";
-  (*running)->Cancel(Generation::CutOff::kSuspended);
+  (*running)->Cancel(ServedGeneration::CutOff::kSuspended);
   ASSERT_TRUE(group.scheduler().RunOnce().ok());
   EXPECT_TRUE(absl::IsAborted((*running)->responses.status()));
   group.engine().End(**running, true);

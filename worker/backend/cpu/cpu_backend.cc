@@ -59,7 +59,7 @@ class CpuBackend final : public HostMemoryBackend {
   const CpuTarget target_;
   ThreadPool pool_;
   DecodeAttention decode_;
-  PromptAttention prompt_;
+  CpuPromptAttention prompt_;
   SlotSelector selector_;
 };
 

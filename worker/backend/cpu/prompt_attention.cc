@@ -47,11 +47,11 @@ RowPlace PlaceOfRow(const KvShape& shape, int kv_head, int64_t row) {
 
 }  // namespace
 
-PromptAttention::PromptAttention(CpuTarget target, ThreadPool& pool)
+CpuPromptAttention::CpuPromptAttention(CpuTarget target, ThreadPool& pool)
     : kernels_(PromptKernelsOf(target)), pool_(pool) {}
 
-PromptAttention::Scratch PromptAttention::CutScratch(const KvShape& shape, int64_t num_keys,
-                                                     std::byte* memory) const {
+CpuPromptAttention::Scratch CpuPromptAttention::CutScratch(const KvShape& shape, int64_t num_keys,
+                                                           std::byte* memory) const {
   const int64_t padded_keys = RoundUpToPanel(num_keys);
   const int64_t padded_dim = RoundUpToPanel(shape.head_dim);
   ScratchCutter cutter(memory);
@@ -69,11 +69,11 @@ PromptAttention::Scratch PromptAttention::CutScratch(const KvShape& shape, int64
   return scratch;
 }
 
-int64_t PromptAttention::ScratchBytes(const KvShape& shape, int64_t num_keys) const {
+int64_t CpuPromptAttention::ScratchBytes(const KvShape& shape, int64_t num_keys) const {
   return CutScratch(shape, num_keys, /*memory=*/nullptr).bytes;
 }
 
-void PromptAttention::Attend(const KvShape& shape, const PromptParams& params) {
+void CpuPromptAttention::Attend(const KvShape& shape, const PromptParams& params) {
   if (params.num_tokens == 0) return;
   const int64_t num_keys = params.first_position + params.num_tokens;
   HW_CHECK(num_keys <= params.layer.capacity);
@@ -93,8 +93,8 @@ void PromptAttention::Attend(const KvShape& shape, const PromptParams& params) {
   }
 }
 
-void PromptAttention::Pack(const KvShape& shape, const PromptParams& params, int kv_head,
-                           int64_t num_keys) {
+void CpuPromptAttention::Pack(const KvShape& shape, const PromptParams& params, int kv_head,
+                              int64_t num_keys) {
   const int64_t padded_keys = RoundUpToPanel(num_keys);
   float* keys = scratch_.keys;
   float* values = scratch_.values;
@@ -112,8 +112,8 @@ void PromptAttention::Pack(const KvShape& shape, const PromptParams& params, int
   });
 }
 
-void PromptAttention::AttendTile(const KvShape& shape, const PromptParams& params, int kv_head,
-                                 int64_t first_row, const ThreadScratch& scratch) {
+void CpuPromptAttention::AttendTile(const KvShape& shape, const PromptParams& params, int kv_head,
+                                    int64_t first_row, const ThreadScratch& scratch) {
   const int64_t num_rows = params.num_tokens * shape.group_size();
   const int64_t padded = RoundUpToPanel(shape.head_dim);
   PromptTile tile;
@@ -141,7 +141,7 @@ void PromptAttention::AttendTile(const KvShape& shape, const PromptParams& param
   }
 }
 
-void PromptAttention::AddGains(const PromptParams& params, int kv_head, int64_t num_keys) {
+void CpuPromptAttention::AddGains(const PromptParams& params, int kv_head, int64_t num_keys) {
   int64_t* gains = params.layer.gains.device_address() + kv_head * params.layer.capacity;
   for (const ThreadScratch& thread : scratch_.threads) {
     for (int64_t key = 0; key < num_keys; ++key) gains[key] += thread.gains[key];

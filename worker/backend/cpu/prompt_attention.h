@@ -13,10 +13,10 @@
 
 namespace heavywater {
 
-class PromptAttention {
+class CpuPromptAttention {
  public:
   // Borrows the pool.
-  PromptAttention(CpuTarget target, ThreadPool& pool);
+  CpuPromptAttention(CpuTarget target, ThreadPool& pool);
 
   // What Attend() needs of params.scratch for `num_keys` keys.
   int64_t ScratchBytes(const KvShape& shape, int64_t num_keys) const;

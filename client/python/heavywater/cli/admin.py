@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+import yaml
 from google.protobuf.json_format import MessageToDict
 
 from heavywater.cli.connection import Json
@@ -90,23 +91,55 @@ def stats(cache: _Cache = _DEFAULT_CACHE, as_json: Json = False) -> None:
 @admin_app.command(cls=Command)
 def quota(
     tenant: Annotated[str, typer.Argument(help="Its name; an empty one is what comes without.")],
-    host: Annotated[str, typer.Option(help="Bytes of host memory (512M, 4G); 0: no limit.")] = "0",
-    lower: Annotated[str, typer.Option(help="Bytes in the tiers below, likewise.")] = "0",
-    sequences: Annotated[int, typer.Option(min=0, help="Sequences; 0: no limit.")] = 0,
+    host: Annotated[str, typer.Option(help="Bytes of host memory (512M, 4G); 0: no limit [as it is].")] = "",
+    lower: Annotated[str, typer.Option(help="Bytes in the tiers below, likewise.")] = "",
+    sequences: Annotated[int | None, typer.Option(min=0, help="Sequences; 0: no limit [as it is].")] = None,
     default: Annotated[bool, typer.Option("--default", help="The configuration's quota again.")] = False,
     cache: _Cache = _DEFAULT_CACHE,
     as_json: Json = False,
 ) -> None:
-    """Set how much a tenant may hold."""
+    """Show how much a tenant may hold, or set it: limits that are not named stay."""
+    asked = bool(host or lower or sequences is not None)
+    if default and asked:
+        raise ValueError("--default with limits, want one of the two")
     with Client(cache=cache) as client:
-        response = client.set_quota(
-            tenant,
-            host_bytes=size_of(host),
-            lower_bytes=size_of(lower),
-            sequences=sequences,
-            use_default=default,
-        )
+        if default:
+            response = client.set_quota(tenant, use_default=True)
+        else:
+            response = _tenant(client, tenant)
+            limits = response.quota
+            if asked:
+                response = client.set_quota(
+                    tenant,
+                    host_bytes=size_of(host) if host else limits.host_bytes,
+                    lower_bytes=size_of(lower) if lower else limits.lower_bytes,
+                    sequences=limits.sequences if sequences is None else sequences,
+                )
     _show(response, as_json, lambda: _quota_line(response))
+
+
+def _tenant(client: Client, name: str) -> admin_pb2.TenantStats:
+    """What it holds, and its limits: the default ones of a tenant that holds nothing."""
+    stats = client.stats()
+    for tenant in stats.tenants:
+        if tenant.tenant == name:
+            return tenant
+    if stats.tenants_left_out:
+        raise ValueError(f'tenant "{name}" is not among the {len(stats.tenants)} that the cache service lists')
+    config = yaml.safe_load(client.get_config())
+    limits = admin_pb2.TenantQuota(
+        host_bytes=config.get("tenant_host_bytes", 0),
+        lower_bytes=config.get("tenant_lower_bytes", 0),
+        sequences=config.get("tenant_sequences", 0),
+    )
+    return admin_pb2.TenantStats(tenant=name, quota=limits)
+
+
+@admin_app.command("config", cls=Command)
+def show_config(cache: _Cache = _DEFAULT_CACHE) -> None:
+    """Print the configuration in effect, as YAML."""
+    with Client(cache=cache) as client:
+        print(client.get_config(), end="")
 
 
 @admin_app.command(cls=Command)

@@ -11,12 +11,12 @@ from rich.console import Console
 from heavywater.cli.connection import Address, CacheAddress, Json, LocalModel, Ranks, connected
 from heavywater.cli.live import LiveText, mebibytes
 from heavywater.cli.policy import (
+    POLICIES,
     Budget,
     Decay,
     DeviceRatio,
     Exposure,
     HeadBudgets,
-    Policy,
     Positions,
     Recall,
     RecallTokens,
@@ -24,6 +24,7 @@ from heavywater.cli.policy import (
     Seed,
     Sinks,
     TopK,
+    policy_name,
     policy_options,
     reads_demoted,
 )
@@ -33,6 +34,8 @@ from heavywater.generation import Generation, Token, mean_reads
 from heavywater.local import LocalOptions
 from heavywater.v1 import common_pb2, generation_pb2
 
+_OWN_POLICY = "snapkv_h2o"  # where no server has one of its own
+
 
 def generate(
     prompt: Prompt = "",
@@ -41,7 +44,7 @@ def generate(
     system: System = "",
     max_new_tokens: MaxNewTokens = 128,
     question_after: QuestionAfter = "",
-    policy: Policy = "snapkv_h2o",
+    policy: Annotated[str, typer.Option(help=f"{POLICIES} [of servers that run: theirs; else {_OWN_POLICY}].")] = "",
     scope: Scope = "layer",
     budget: Budget = 0.2,
     recall: Recall = None,
@@ -68,8 +71,9 @@ def generate(
     """Continue a text, or answer with --chat. Streams the text with a line of live figures."""
     text = read_text(prompt, file)
     log = Console(stderr=True)
+    name = policy or _OWN_POLICY
     options = policy_options(
-        policy,
+        name,
         scope,
         budget,
         recall,
@@ -81,15 +85,16 @@ def generate(
         positions=positions,
         head_budgets=head_budgets,
     )
-    if show_reads and not reads_demoted(policy, recall):
-        raise ValueError(f"--show-reads with --policy {policy} and no recall, want --policy recall or --recall")
+    of_servers = address != "" and not policy and options == policy_options(_OWN_POLICY)
+    if show_reads and not of_servers and not reads_demoted(name, recall):
+        raise ValueError(f"--show-reads with --policy {name} and no recall, want --policy recall or --recall")
     with connected(address, cache, LocalOptions(ranks=ranks, model=model, supervise=True), log) as client:
         text, suffix = prompt_and_suffix(client, text, chat, system, question_after)
         generation = client.generate(
             text,
             suffix=suffix,
             max_new_tokens=max_new_tokens,
-            policy=options,
+            policy=None if of_servers else options,
             temperature=temperature,
             top_p=top_p,
             top_k=top_k,
@@ -121,7 +126,7 @@ def _describe(generation: Generation) -> str:
     summary = generation.summary
     return (
         f"sequence {generation.sequence_id}: {summary.finish_reason}; "
-        f"{summary.budget.policy} in scope {summary.budget.scope}, {_budget_words(summary.budget)}; "
+        f"{policy_name(summary.budget)} in scope {summary.budget.scope}, {_budget_words(summary.budget)}; "
         f"{summary.prompt_tokens}{_suffix_words(summary)} + {summary.new_tokens} tokens, "
         f"{_rate(summary):.1f} tokens/s; "
         f"KV on the device {mebibytes(summary.device_bytes_peak)} of the full cache's "

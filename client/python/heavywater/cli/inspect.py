@@ -15,7 +15,7 @@ from rich.text import Text
 
 from heavywater.cli.connection import Json
 from heavywater.cli.highlight import highlighted, marks_for, stretch, token_texts
-from heavywater.cli.policy import MAX_SEED
+from heavywater.cli.policy import MAX_SEED, policy_name
 from heavywater.client import Client
 from heavywater.errors import HeavywaterError
 from heavywater.inspection import Inspection, inspect_sets
@@ -90,7 +90,7 @@ def _piece(pieces: Sequence[str], position: int) -> str:
 def _heading(sequence: sequence_pb2.Sequence, inspection: Inspection, layer: int) -> str:
     where = f"layer {layer}" if layer >= 0 else f"averaged over {inspection.num_sets} sets"
     return (
-        f"sequence {sequence.sequence_id}: {sequence.budget.policy} in scope {sequence.budget.scope}, "
+        f"sequence {sequence.sequence_id}: {policy_name(sequence.budget)} in scope {sequence.budget.scope}, "
         f"{inspection.tokens_seen} tokens seen, plan {inspection.plan}, {where}"
     )
 

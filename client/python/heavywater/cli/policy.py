@@ -14,12 +14,8 @@ ALL = "all"
 MAX_INT, MAX_SEED = 2**31 - 1, 2**64 - 1  # what the API's fields hold
 _RECENT_TOKENS = 32  # with --device-ratio, as in the preset
 
-Policy = Annotated[
-    str,
-    typer.Option(
-        help="full, streaming, h2o, snapkv, snapkv_h2o, scissorhands, pyramidkv or recall (the tuned preset)."
-    ),
-]
+POLICIES = "full, streaming, h2o, snapkv, snapkv_h2o, scissorhands, pyramidkv or recall (the tuned preset)"
+Policy = Annotated[str, typer.Option(help=f"{POLICIES}.")]
 Scope = Annotated[str, typer.Option(help="Heads that share one resident set: layer or kv_head.")]
 Budget = Annotated[
     float, typer.Option(help="Fraction of the prompt that stays on the device; recall: of the full cache's bytes.")
@@ -73,6 +69,11 @@ def parse_recall_tokens(text: str) -> tuple[int, bool]:
 def reads_demoted(policy: str, recall: bool | None) -> bool:
     """Whether queries read demoted tokens in place under these options."""
     return policy == RECALL if recall is None else recall
+
+
+def policy_name(budget: common_pb2.ResolvedBudget) -> str:
+    """What a sequence runs under, as people read it."""
+    return f"{budget.policy} + recall" if budget.recall else budget.policy
 
 
 def policy_options(

@@ -30,7 +30,7 @@ def soak_command(
     else:
         print(
             f"{figures.kills} kills: {figures.equal} texts equal to the undisturbed run's, {figures.errors} errors, "
-            f"{figures.leaked} bytes leaked"
+            f"{figures.leaked} bytes leaked, {figures.pins} pins left"
         )
-    if figures.equal != figures.kills or figures.leaked:
+    if figures.equal != figures.kills or figures.leaked or figures.pins:
         raise typer.Exit(1)

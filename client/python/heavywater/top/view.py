@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from heavywater.cli.policy import policy_name
 from heavywater.top.rates import RankRates, Rates
 from heavywater.top.report import failures_of
 from heavywater.top.sample import RankSample, Sample
@@ -261,8 +262,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _policy(one: sequence_pb2.Sequence) -> str:
-    recall = " + recall" if one.budget.recall else ""
-    return f"{one.budget.policy}{recall}" + ("" if one.budget.scope == "layer" else " by head")
+    return policy_name(one.budget) + ("" if one.budget.scope == "layer" else " by head")
 
 
 def _fill(share: float) -> Text:

@@ -28,7 +28,7 @@ TEST_F(BytesTest, AppendReadsNewRowsOnceAndWritesSlotsAndHostRowsOnce) {
     constexpr int64_t kTokens = 64;
     const DeviceLayer layer(backend(), EmptyLayer(shape, 1, kTokens));
     const int64_t row_bytes = kTokens * shape.num_kv_heads * shape.row_bytes();
-    RegisteredMemory host(backend(), row_bytes);
+    TestMemory host(backend(), row_bytes);
     Stream stream;
     Take(stream);
     Append(shape, layer.view(), kTokens, 0, 1, host.data(), stream);

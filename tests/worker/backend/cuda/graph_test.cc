@@ -13,7 +13,7 @@ TEST_F(GraphTest, OperationsThatWereCapturedDoTheSameAgainWhenTheGraphIsLaunched
   LayerImage image = EmptyLayer(shape, 1, 6);
   for (int slot = 0; slot < 6; ++slot) image.positions[slot] = slot;
   const DeviceLayer layer(backend(), image);
-  RegisteredMemory host(backend(), 2 * shape.row_bytes());
+  TestMemory host(backend(), 2 * shape.row_bytes());
   const DeviceBuffer sums = backend().Allocate(8 * 6).value();
   const DeviceBuffer kept = backend().Allocate(6).value();
   const DeviceBuffer victims = backend().Allocate(4 * 2).value();

@@ -8,7 +8,7 @@
 
 #include "tests/worker/backend/cuda/shim_test_base.h"
 #include "tests/worker/backend/layer_image.h"
-#include "tests/worker/backend/registered_memory.h"
+#include "tests/worker/backend/test_memory.h"
 #include "worker/backend/cuda/cuda_backend.h"
 
 namespace heavywater::cuda {

@@ -26,8 +26,8 @@ class WriteThroughTest : public SlotsTest {
 
   const KvShape shape_ = Shape(2, 64, KvDtype::kFloat32);
   DeviceLayer layer_{backend(), EmptyLayer(shape_, 1, kTokens)};
-  RegisteredMemory host_{backend(), static_cast<size_t>(kTokens * 2 * shape_.row_bytes()),
-                         std::byte{0xee}};
+  TestMemory host_{backend(), static_cast<size_t>(kTokens * 2 * shape_.row_bytes()),
+                   std::byte{0xee}};
   Stream stream_ = backend().NewStream().value();
 };
 

@@ -21,9 +21,9 @@ struct EngineAppend {
   std::vector<int32_t> tokens;  // num_tokens of them
 };
 
-class EngineGroup {
+class TestEngineGroup {
  public:
-  explicit EngineGroup(const TestGroupOptions& options);
+  explicit TestEngineGroup(const TestGroupOptions& options);
 
   const TestGroupOptions& options() const { return options_; }
   AttentionEngine& engine(int rank = 0) { return *ranks_[rank].engine; }

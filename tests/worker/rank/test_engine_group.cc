@@ -1,4 +1,4 @@
-#include "tests/worker/rank/engine_group.h"
+#include "tests/worker/rank/test_engine_group.h"
 
 #include <algorithm>
 #include <thread>
@@ -20,7 +20,8 @@ void AppendHeads(const std::vector<float>& from, int first, int count, int head_
 
 }  // namespace
 
-EngineGroup::EngineGroup(const TestGroupOptions& options) : options_(options), rows_(options.rows) {
+TestEngineGroup::TestEngineGroup(const TestGroupOptions& options)
+    : options_(options), rows_(options.rows) {
   if (!rows_) {
     rows_ = [shape = TestShape(options, 0), seed = options.seed](int layer, int32_t token,
                                                                  Position position) {
@@ -47,7 +48,7 @@ EngineGroup::EngineGroup(const TestGroupOptions& options) : options_(options), r
   }
 }
 
-absl::Status EngineGroup::Everywhere(const std::function<absl::Status(int)>& call) {
+absl::Status TestEngineGroup::Everywhere(const std::function<absl::Status(int)>& call) {
   std::vector<absl::Status> statuses(ranks_.size());
   std::vector<std::thread> threads;
   for (size_t rank = 1; rank < ranks_.size(); ++rank) {
@@ -63,22 +64,22 @@ absl::Status EngineGroup::Everywhere(const std::function<absl::Status(int)>& cal
   return statuses[0];
 }
 
-absl::Status EngineGroup::Open(SequenceId sequence, const SequenceOptions& options) {
+absl::Status TestEngineGroup::Open(SequenceId sequence, const SequenceOptions& options) {
   return Everywhere([&](int rank) { return engine(rank).Open(sequence, options); });
 }
 
-absl::Status EngineGroup::Close(SequenceId sequence) {
+absl::Status TestEngineGroup::Close(SequenceId sequence) {
   return Everywhere([&](int rank) { return engine(rank).Close(sequence); });
 }
 
-absl::Status EngineGroup::Begin(const std::vector<EngineAppend>& appends) {
+absl::Status TestEngineGroup::Begin(const std::vector<EngineAppend>& appends) {
   std::vector<EngineItem> items;
   for (const EngineAppend& append : appends) items.push_back(append.item);
   return Everywhere([&](int rank) { return engine(rank).Begin(items); });
 }
 
-SyntheticRow EngineGroup::RowsOf(int rank, int layer,
-                                 const std::vector<EngineAppend>& appends) const {
+SyntheticRow TestEngineGroup::RowsOf(int rank, int layer,
+                                     const std::vector<EngineAppend>& appends) const {
   const KvShape shape = TestShape(options_, rank);
   SyntheticRow rows;
   for (const EngineAppend& append : appends) {
@@ -94,8 +95,9 @@ SyntheticRow EngineGroup::RowsOf(int rank, int layer,
   return rows;
 }
 
-absl::Status EngineGroup::AttendRank(int rank, int layer, const std::vector<EngineAppend>& appends,
-                                     int64_t part_rows) {
+absl::Status TestEngineGroup::AttendRank(int rank, int layer,
+                                         const std::vector<EngineAppend>& appends,
+                                         int64_t part_rows) {
   const KvShape shape = TestShape(options_, rank);
   const SyntheticRow rows = RowsOf(rank, layer, appends);
   const size_t query_width = static_cast<size_t>(shape.num_query_heads) * shape.head_dim;
@@ -121,16 +123,16 @@ absl::Status EngineGroup::AttendRank(int rank, int layer, const std::vector<Engi
   return absl::OkStatus();
 }
 
-absl::Status EngineGroup::Attend(int layer, const std::vector<EngineAppend>& appends,
-                                 int64_t part_rows) {
+absl::Status TestEngineGroup::Attend(int layer, const std::vector<EngineAppend>& appends,
+                                     int64_t part_rows) {
   return Everywhere([&](int rank) { return AttendRank(rank, layer, appends, part_rows); });
 }
 
-absl::Status EngineGroup::End() {
+absl::Status TestEngineGroup::End() {
   return Everywhere([&](int rank) { return engine(rank).End(); });
 }
 
-absl::Status EngineGroup::Step(const std::vector<EngineAppend>& appends, int64_t part_rows) {
+absl::Status TestEngineGroup::Step(const std::vector<EngineAppend>& appends, int64_t part_rows) {
   HW_RETURN_IF_ERROR(Begin(appends));
   for (int layer = 0; layer < options_.num_layers; ++layer) {
     HW_RETURN_IF_ERROR(Attend(layer, appends, part_rows));
@@ -142,7 +144,7 @@ absl::Status EngineGroup::Step(const std::vector<EngineAppend>& appends, int64_t
   return absl::OkStatus();
 }
 
-std::vector<Ledger> EngineGroup::Sets(SequenceId sequence, int layer) {
+std::vector<Ledger> TestEngineGroup::Sets(SequenceId sequence, int layer) {
   std::map<int, Ledger> by_head;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     const auto kept = engine(static_cast<int>(rank)).Kept(sequence);
@@ -160,7 +162,7 @@ std::vector<Ledger> EngineGroup::Sets(SequenceId sequence, int layer) {
   return sets;
 }
 
-std::vector<float> EngineGroup::Attention(int layer, int32_t token, Position position) const {
+std::vector<float> TestEngineGroup::Attention(int layer, int32_t token, Position position) const {
   std::vector<float> all;
   for (const Rank& rank : ranks_) {
     const std::vector<float>& own = rank.attention.at({layer, token, position});

@@ -1,4 +1,4 @@
-#include "worker/server/generation.h"
+#include "worker/server/served_generation.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -17,17 +17,17 @@ bool SameQuestion(const GenerationRequest& a, const GenerationRequest& b) {
 
 }  // namespace
 
-void Generation::NoteToken(int32_t token) {
+void ServedGeneration::NoteToken(int32_t token) {
   MutexLock lock(&mutex_);
   tokens_.push_back(token);
 }
 
-void Generation::Cancel(CutOff reason) {
+void ServedGeneration::Cancel(CutOff reason) {
   cut_off_ = reason;
   responses.Cancel();
 }
 
-absl::Status Generation::CancelledStatus() const {
+absl::Status ServedGeneration::CancelledStatus() const {
   switch (cut_off_) {
     case CutOff::kSuspended:
       return absl::AbortedError(
@@ -42,7 +42,7 @@ absl::Status Generation::CancelledStatus() const {
   return absl::CancelledError("cancelled by the client");
 }
 
-bool Generation::IsContinuedBy(const GenerationRequest& other) const {
+bool ServedGeneration::IsContinuedBy(const GenerationRequest& other) const {
   if (!SameQuestion(request, other)) return false;
   MutexLock lock(&mutex_);
   const auto count = static_cast<std::ptrdiff_t>(std::min(tokens_.size(), other.received.size()));

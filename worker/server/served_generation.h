@@ -18,7 +18,7 @@
 
 namespace heavywater {
 
-class Generation {
+class ServedGeneration {
  public:
   // Why it ends although it has not finished.
   enum class CutOff { kByClient, kSuspended, kTakenOver };
@@ -27,7 +27,7 @@ class Generation {
   static constexpr size_t kMaxUnreadMessages = 256;
   static constexpr int64_t kMaxUnreadBytes = int64_t{16} << 20;
 
-  Generation(GenerationRequest request, const OpenedSequence& opened)
+  ServedGeneration(GenerationRequest request, const OpenedSequence& opened)
       : request(std::move(request)),
         sequence(opened.id),
         lease(opened.lease),

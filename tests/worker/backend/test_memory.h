@@ -9,13 +9,13 @@
 
 namespace heavywater {
 
-class RegisteredMemory {
+class TestMemory {
  public:
   // Filled with `fill`. Outlived by the backend.
-  RegisteredMemory(Backend& backend, size_t bytes, std::byte fill = std::byte{0});
-  ~RegisteredMemory();
-  RegisteredMemory(const RegisteredMemory&) = delete;
-  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
+  TestMemory(Backend& backend, size_t bytes, std::byte fill = std::byte{0});
+  ~TestMemory();
+  TestMemory(const TestMemory&) = delete;
+  TestMemory& operator=(const TestMemory&) = delete;
 
   std::byte* data() { return memory_.data(); }
   std::span<std::byte> span() { return memory_; }

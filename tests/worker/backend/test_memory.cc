@@ -1,4 +1,4 @@
-#include "tests/worker/backend/registered_memory.h"
+#include "tests/worker/backend/test_memory.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,8 +12,7 @@ constexpr size_t kHostPage = 4096;
 
 }  // namespace
 
-RegisteredMemory::RegisteredMemory(Backend& backend, size_t bytes, std::byte fill)
-    : backend_(backend) {
+TestMemory::TestMemory(Backend& backend, size_t bytes, std::byte fill) : backend_(backend) {
   const size_t rounded = (std::max<size_t>(bytes, 1) + kHostPage - 1) / kHostPage * kHostPage;
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(kHostPage, rounded));
   HW_CHECK(memory != nullptr);
@@ -22,7 +21,7 @@ RegisteredMemory::RegisteredMemory(Backend& backend, size_t bytes, std::byte fil
   HW_CHECK(backend_.RegisterHostMemory(memory_).ok());
 }
 
-RegisteredMemory::~RegisteredMemory() {
+TestMemory::~TestMemory() {
   Stream stream;  // whose work may still use the memory
   HW_CHECK(backend_.Synchronize(stream).ok());
   HW_CHECK(backend_.UnregisterHostMemory(memory_).ok());
