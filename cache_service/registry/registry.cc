@@ -214,6 +214,11 @@ absl::StatusOr<bool> Registry::CheckWriter(SequenceId sequence, int rank, Epoch 
   // whose pages the rank would then give up.
   if (absl::IsNotFound(member)) return absl::AbortedError(member.message());
   HW_RETURN_IF_ERROR(member);
+  if (owner.stopped) {
+    return absl::NotFoundError(absl::StrCat("sequence ", sequence,
+                                            " has not been heard of for as long as its lease: its "
+                                            "ranks write to it again once it is reopened"));
+  }
   return groups_.IsDirect(owner.group, rank);
 }
 

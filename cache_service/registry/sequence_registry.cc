@@ -341,7 +341,9 @@ absl::Status SequenceRegistry::Renew(const std::string& group,
   MutexLock lock(&mutex_);
   for (const SequenceId id : ids) {
     const auto record = records_.find(id);
-    if (record == records_.end() || record->second.request.group() != group) {
+    const bool known = record != records_.end() && record->second.request.group() == group;
+    // Whoever comes back after that has addresses of pages that may be others' by now.
+    if (!known || record->second.stopped) {
       unknown->Add(id);
       continue;
     }
@@ -409,7 +411,7 @@ absl::StatusOr<SequenceRegistry::Owner> SequenceRegistry::FindOwner(SequenceId i
     return Unknown(id, viewer);
   }
   return Owner{record->second.request.group(), record->second.request.fingerprint(),
-               record->second.incarnation};
+               record->second.incarnation, record->second.stopped};
 }
 
 void SequenceRegistry::RenewOne(SequenceId id) {
@@ -445,9 +447,8 @@ std::vector<SequenceId> SequenceRegistry::Tick() {
 // One that is kept for longer than its ranks may write by their own clocks: they have stopped, or
 // have never come. Within the lock, so that none goes on with it meanwhile.
 void SequenceRegistry::StopSilent(SequenceId id, Record& record) {
-  const absl::Time end = WriteEndOf(record);
-  if (record.stopped_for == end || end + options_.write_grace() > clock_.Now()) return;
-  record.stopped_for = end;
+  if (record.stopped || WriteEndOf(record) + options_.write_grace() > clock_.Now()) return;
+  record.stopped = true;
   for (int rank = 0; rank < record.num_ranks; ++rank) store_.StopWriter(id, rank);
 }
 

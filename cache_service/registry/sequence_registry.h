@@ -121,6 +121,7 @@ class SequenceRegistry {
     std::string group;
     v1::Fingerprint fingerprint;
     int32_t incarnation = 0;
+    bool stopped = false;  // its ranks may not write before it is reopened
   };
   absl::StatusOr<Owner> FindOwner(SequenceId id, const Viewer& viewer = Viewer::All()) const;
   // Renews the lease, if the sequence is there.
@@ -224,8 +225,9 @@ class SequenceRegistry {
     // Likewise of those that had it before it was reopened, by the epoch in which they got
     // it: one of each formation, while that time is not over.
     std::map<Epoch, absl::Time> earlier_write_ends;
-    // The end of that time for which its ranks count as stopped.
-    absl::Time stopped_for = absl::InfiniteFuture();
+    // Its ranks were not heard of for as long as they may write: it goes on only where it is
+    // reopened.
+    bool stopped = false;
     Epoch epoch = 0;         // in which it was opened or reopened last
     absl::Time last_use;     // its ranks' last report, or somebody's last read
     absl::Time last_listed;  // by a rank that has it open

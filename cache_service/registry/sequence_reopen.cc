@@ -89,6 +89,7 @@ void SequenceRegistry::NoteReopened(const v1::ReopenSequenceRequest& request, Re
   record.epoch = request.epoch();
   ++record.incarnation;
   record.suspended = absl::ZeroDuration();
+  record.stopped = false;
   record.lease_end = record.write_end = now + record.lease;
   record.last_use = record.last_listed = now;
 }

@@ -163,5 +163,39 @@ TEST_F(SequencePinsTest, QuotasAndPinsAreThereAgainAfterARestart) {
   EXPECT_FALSE(store_.tenants().Find("gone").own_limits);
 }
 
+// They stop by their own clocks, and may come back with addresses that are others' by then.
+TEST_F(SequencePinsTest, RanksThatWereSilentForTooLongWriteAgainOnlyOnceItIsReopened) {
+  const SequenceId id = *Open();
+  ASSERT_TRUE(store_.Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 4}, true).ok());
+  ASSERT_TRUE(Pin(id, "me", 600'000).ok());
+  v1::HeartbeatRequest heartbeat;
+  heartbeat.set_group("group");
+  heartbeat.set_epoch(epoch_);
+  const auto is_unknown = [&](bool lists) {
+    heartbeat.clear_sequence_ids();
+    if (lists) heartbeat.add_sequence_ids(id);
+    const auto heard = registry_.Heartbeat(heartbeat);
+    EXPECT_TRUE(heard.ok()) << heard.status();
+    return heard.ok() && heard->unknown_sequence_ids_size() > 0;
+  };
+  const auto pass = [&](int seconds, bool lists) {
+    for (int i = 0; i < seconds; ++i) {
+      clock_.Advance(absl::Seconds(1));
+      EXPECT_FALSE(is_unknown(lists));
+      registry_.Tick();
+    }
+  };
+  pass(70, /*lists=*/true);
+  EXPECT_TRUE(store_.HasWriters(id));
+  pass(64, /*lists=*/false);
+  EXPECT_TRUE(registry_.CheckWriter(id, 0, epoch_).ok());
+  EXPECT_TRUE(store_.HasWriters(id)) << "the lease, and the time that a write has to end";
+  pass(2, /*lists=*/false);
+  EXPECT_FALSE(store_.HasWriters(id));
+  EXPECT_EQ(registry_.AdmitWriter(id, 0, epoch_).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(is_unknown(/*lists=*/true));
+  EXPECT_TRUE(IsThere(id));
+}
+
 }  // namespace
 }  // namespace heavywater
