@@ -53,6 +53,20 @@ class SequenceReclaimTest : public ::testing::Test {
     return id;
   }
   bool IsThere(SequenceId id) { return registry_.sequences().FindOwner(id).ok(); }
+  // Two finished ones that a process which was replaced may still write to, and no more room.
+  void ExpectOnlyWhoHasStoppedEnds() {
+    const SequenceId first = OpenAndFinish();
+    const SequenceId second = OpenAndFinish();
+    for (const SequenceId id : {first, second}) {
+      ASSERT_TRUE(store_.Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 4}, true).ok());
+    }
+    EXPECT_EQ(Open().status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_TRUE(IsThere(first) && IsThere(second));
+    store_.StopWriter(second, 0);
+    ASSERT_TRUE(Open().ok());
+    EXPECT_TRUE(IsThere(first)) << "in vain";
+    EXPECT_FALSE(IsThere(second));
+  }
 
   FakeClock clock_;
   HostPageStore store_{*Slab::Create("", 40 * kUnit)};
@@ -138,33 +152,12 @@ TEST_F(SequenceReclaimTest, AReservationMakesRoomToo) {
 }
 
 TEST_F(SequenceReclaimTest, NoneIsEndedWhosePagesWouldStayUntilItsWritersHaveStopped) {
-  const SequenceId first = OpenAndFinish();
-  const SequenceId second = OpenAndFinish();
-  // A process that was replaced may still write to them.
-  for (const SequenceId id : {first, second}) {
-    ASSERT_TRUE(store_.Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 4}, true).ok());
-  }
-  EXPECT_EQ(Open().status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_TRUE(IsThere(first) && IsThere(second));
-  store_.StopWriter(second, 0);
-  ASSERT_TRUE(Open().ok());
-  EXPECT_TRUE(IsThere(first)) << "in vain";
-  EXPECT_FALSE(IsThere(second));
+  ExpectOnlyWhoHasStoppedEnds();
 }
 
 TEST_F(SequenceReclaimTest, AQuotaEndsNoneThatWouldStayInItEither) {
   store_.tenants().SetLimits("", TenantLimits{.host_bytes = 34 * kUnit});
-  const SequenceId first = OpenAndFinish();
-  const SequenceId second = OpenAndFinish();
-  for (const SequenceId id : {first, second}) {
-    ASSERT_TRUE(store_.Reserve({.sequence = id, .heads = {0, 2}, .num_pages = 4}, true).ok());
-  }
-  EXPECT_EQ(Open().status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_TRUE(IsThere(first) && IsThere(second));
-  store_.StopWriter(second, 0);
-  ASSERT_TRUE(Open().ok());
-  EXPECT_TRUE(IsThere(first)) << "in vain";
-  EXPECT_FALSE(IsThere(second));
+  ExpectOnlyWhoHasStoppedEnds();
 }
 
 TEST_F(SequenceReclaimTest, TheNumberOfSequencesIsALimitLikeAnyOther) {
