@@ -1,15 +1,44 @@
 #include "cache_service/base/copy_bytes.h"
 
+#include <cstdint>
 #include <cstring>
 
-#include "cache_service/base/store_lines.h"
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 namespace heavywater {
 namespace {
 
 constexpr size_t kSmallBytes = 2048;  // no C library takes `rep movsb` for fewer
+constexpr size_t kLineBytes = 64;
 constexpr size_t kStepBytes = 3 * kLineBytes;
 constexpr size_t kAheadBytes = 16 * kStepBytes;  // prefetchers stop at the end of their 4 KiB
+
+// How many bytes from `to` on lie before its next line.
+size_t BytesToNextLine(const std::byte* to) {
+  return -reinterpret_cast<uintptr_t>(to) % kLineBytes;
+}
+
+#if defined(__x86_64__)
+constexpr bool kStoresLines = true;
+
+// Three lines; `to` is the beginning of one.
+void StoreThreeLines(const std::byte* from, std::byte* to) {
+  for (size_t i = 0; i < 3 * kLineBytes; i += sizeof(__m128i)) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), bytes);
+  }
+}
+// Before others are told of what has been stored.
+void FinishStores() { _mm_sfence(); }
+#else
+constexpr bool kStoresLines = false;
+void StoreThreeLines(const std::byte* from, std::byte* to) {
+  std::memcpy(to, from, 3 * kLineBytes);
+}
+void FinishStores() {}
+#endif
 
 }  // namespace
 
